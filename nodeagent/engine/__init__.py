@@ -1,0 +1,1 @@
+"""Engines: what makes, snapshots and destroys machines. See `base`."""
