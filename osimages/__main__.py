@@ -13,11 +13,19 @@ from osimages.tools import Report
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build images; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m osimages", description="Build the guest OS images out of date.")
+    parser = argparse.ArgumentParser(
+        prog="python -m osimages", description="Build the guest OS images out of date."
+    )
     parser.add_argument("names", nargs="*", default=["base", "rt"], help="images to build (default: base rt)")
-    parser.add_argument("--out", type=Path, required=True, help="directory of the image store, such as build/images")
-    parser.add_argument("--refresh", action="store_true", help="install Debian again, with the packages of today")
-    parser.add_argument("--prune", action="store_true", help="afterwards delete images without a name and old caches")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="directory of the image store, such as build/images"
+    )
+    parser.add_argument(
+        "--refresh", action="store_true", help="install Debian again, with the packages of today"
+    )
+    parser.add_argument(
+        "--prune", action="store_true", help="afterwards delete images without a name and old caches"
+    )
     options = parser.parse_args(arguments)
     report = _reporter(time.monotonic())
     builder = Builder(Path(__file__).parent.parent, options.out.resolve(), report)

@@ -4,8 +4,9 @@
     guestd, stubs, wheels (cached), files ─┴─► layer-1.erofs ───────────┴─► base
                                            └─► both trees in one layer ───► rt
 
-Unpacking the archive, the guest tree and the flattening are done anew at each change: seconds together. What an image
-was built from is remembered in a stamp; with equal stamps nothing is run and no network is touched.
+Unpacking the archive, the guest tree and the flattening are done anew at each change: seconds together.
+What an image was built from is remembered in a stamp; with equal stamps nothing is run and no network is
+touched.
 """
 
 import fcntl
@@ -69,8 +70,8 @@ class Builder:
             refresh: Install Debian again with the packages of today.
 
         Raises:
-            ImageError: A declaration is wrong, an input missing, or a step failed. Aliases then still mean what they
-                meant before.
+            ImageError: A declaration is wrong, an input missing, or a step failed. Aliases then still mean
+                what they meant before.
         """
         groups: dict[str, list[str]] = {}
         for name in names:
@@ -101,14 +102,18 @@ class Builder:
                 kept.add(f"{declared.name}.stamp")
                 if isinstance(declared, LayeredSpec):
                     inputs = self._inputs(declared)
-                    kept |= {f"debian-{inputs.debian}.tar", f"debian-{inputs.debian}.erofs", f"wheels-{inputs.wheels}"}
+                    kept |= {
+                        f"debian-{inputs.debian}.tar",
+                        f"debian-{inputs.debian}.erofs",
+                        f"wheels-{inputs.wheels}",
+                    }
             doomed = sorted(path for path in self._cache.iterdir() if path.name not in kept)
             for path in doomed:
                 _delete(path)
             return [*self._store.prune(), *(f"{_CACHE}/{path.name}" for path in doomed)]
 
     def _sweep(self) -> None:
-        """Delete what killed builds left in the cache. The caller holds the lock, so nothing of it is in use."""
+        """Delete what killed builds left in the cache; the caller holds the lock, so none of it is in use."""
         for pattern in ("build-*", "*.partial"):
             for path in self._cache.glob(pattern):
                 _delete(path)
@@ -126,7 +131,7 @@ class Builder:
         wanted = guest.requirements(layered.guest, self._repository)
         constraints = digest_of_paths(self._repository, ["constraints.txt"])
         files = digest_of_paths(self._declarations / layered.name, [layered.guest.files])
-        packages = digest_of_paths(self._repository, layered.guest.python_packages)
+        packages = digest_of_paths(self._repository, layered.guest.python_packages, guest.is_for_development)
         version = guest.guestd_version(layered.guest, self._repository)
         return Inputs(
             debian=digest_of(
@@ -143,12 +148,20 @@ class Builder:
         except (FileNotFoundError, ValueError):
             return None
         digest = self._store.aliases().get(name)
-        valid = remembered == {"inputs": stamp, "digest": digest} and digest is not None and self._store.holds(digest)
+        valid = (
+            remembered == {"inputs": stamp, "digest": digest}
+            and digest is not None
+            and self._store.holds(digest)
+        )
         return digest if valid else None
 
-    def _make(self, layered: LayeredSpec, inputs: Inputs, names: Sequence[str], refresh: bool) -> dict[str, str]:
+    def _make(
+        self, layered: LayeredSpec, inputs: Inputs, names: Sequence[str], refresh: bool
+    ) -> dict[str, str]:
         if os.geteuid() != 0:
-            raise ImageError("building an image needs root, for owners and modes of its files: run it with sudo")
+            raise ImageError(
+                "building an image needs root, for owners and modes of its files: run it with sudo"
+            )
         archive = self._debian(layered, inputs, refresh)
         wheels = self._wheels(layered, inputs)
         with tempfile.TemporaryDirectory(prefix="build-", dir=self._cache) as scratch:
@@ -159,7 +172,11 @@ class Builder:
             if not debian_layer.exists():
                 make_layer(root, debian_layer)
             guest.write_tree(
-                layered, self._declarations / layered.name / layered.guest.files, self._repository, wheels, tree
+                layered,
+                self._declarations / layered.name / layered.guest.files,
+                self._repository,
+                wheels,
+                tree,
             )
             self._merge(layered, root, tree)
             facts = self._facts(layered, root, wheels)
@@ -171,7 +188,9 @@ class Builder:
                 else:
                     make_layer(root, Path(scratch, f"{name}.erofs"))
                     layers = [Path(scratch, f"{name}.erofs")]
-                built[name] = self._publish(name, layered.arch, layers, facts, inputs.stamp(name != layered.name))
+                built[name] = self._publish(
+                    name, layered.arch, layers, facts, inputs.stamp(name != layered.name)
+                )
             return built
 
     def _debian(self, layered: LayeredSpec, inputs: Inputs, refresh: bool) -> Path:
@@ -190,7 +209,11 @@ class Builder:
             partial = wheels.with_suffix(".partial")
             partial.mkdir()
             if wanted:
-                run(guest.wheels_argv(layered, wanted, str(self._repository / "constraints.txt"), str(partial)))
+                run(
+                    guest.wheels_argv(
+                        layered, wanted, str(self._repository / "constraints.txt"), str(partial)
+                    )
+                )
             partial.rename(wheels)
         return wheels
 
@@ -219,7 +242,9 @@ class Builder:
         )
         digest = self._store.add(manifest, files)
         self._store.set_alias(name, digest)
-        (self._cache / f"{name}.stamp").write_text(json.dumps({"inputs": stamp, "digest": digest}), encoding="utf-8")
+        (self._cache / f"{name}.stamp").write_text(
+            json.dumps({"inputs": stamp, "digest": digest}), encoding="utf-8"
+        )
         return digest
 
 

@@ -1,7 +1,7 @@
 """Layer 0: a minimal Debian as a tar archive, made by mmdebstrap.
 
-The archive is the cache: half a minute to make, a second to unpack. It is keyed by the command that makes it, so what
-Debian publishes later does not change it; `--refresh` fetches again.
+The archive is the cache: half a minute to make, a second to unpack. It is keyed by the command that makes
+it, so what Debian publishes later does not change it; `--refresh` fetches again.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _PYTHON_ROOTS = ("/usr/lib/python3", "/usr/lib/python3.11", "/usr/share/python3"
 
 
 def archive_argv(debian: DebianSpec, user: UserSpec, arch: str, target: str) -> list[str]:
-    """Build the mmdebstrap command. Names no mirror: mmdebstrap knows the suite's, with updates and security."""
+    """Build the mmdebstrap command, without a mirror: mmdebstrap knows the suite's and its updates."""
     return [
         "mmdebstrap",
         "--mode=root",
@@ -68,8 +68,8 @@ def make_archive(debian: DebianSpec, user: UserSpec, arch: str, target: Path, re
 def unpack(archive: Path, root: Path) -> None:
     """Unpack with owners, modes and file capabilities. Needs root."""
     root.mkdir()
-    run(["tar", "--extract", "--numeric-owner", "--same-permissions", "--xattrs", "--xattrs-include=*",
-         f"--file={archive}", f"--directory={root}"])  # fmt: skip
+    faithfully = ["--numeric-owner", "--same-permissions", "--xattrs", "--xattrs-include=*"]
+    run(["tar", "--extract", *faithfully, f"--file={archive}", f"--directory={root}"])
 
 
 def installed_packages(status: str) -> list[str]:
@@ -96,11 +96,11 @@ def _hooks(user: UserSpec) -> list[str]:
     compile_all = f"python3 -m compileall -q -f --invalidation-mode timestamp {' '.join(_PYTHON_ROOTS)}"
     return [
         f'chroot "$1" useradd {account}',
-        # The layer gives every file one time, which would outdate all bytecode. With the sources at that time before
-        # they are compiled, it stays valid, and still notices when a tenant edits a module.
+        # The layer gives every file one time, which would outdate all bytecode. With the sources at that
+        # time before they are compiled, it stays valid, and still notices when a tenant edits a module.
         f"find {sources} -name '*.py' -exec touch -d @{EPOCH} {{}} +",
         f'PYTHONHASHSEED=0 chroot "$1" {compile_all}',
-        # Present and empty: systemd makes a transient one at boot, and RenewIdentity gives each clone its own.
+        # Present and empty: systemd fills it in at boot, and RenewIdentity gives each clone its own.
         ': > "$1"/etc/machine-id',
         "rm -f " + " ".join(f'"$1"{path}' for path in _LEFTOVERS),
     ]

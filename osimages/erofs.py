@@ -5,8 +5,8 @@ from pathlib import Path
 from osimages.tools import run
 
 EPOCH = 1_704_067_200
-"""Time of every file in an image, in seconds: 2024-01-01. Any constant makes builds repeat; zero would be before 1980,
-which zip archives of system files cannot express."""
+"""Time of every file in an image, in seconds: 2024-01-01. Any constant makes builds repeat; zero would be
+before 1980, which zip archives of system files cannot express."""
 
 _UUID = "c0c00000-0000-4000-8000-000000000001"
 """Layers are found by the serial of their disk, never by UUID, so one constant serves all."""
@@ -15,8 +15,8 @@ _UUID = "c0c00000-0000-4000-8000-000000000001"
 def layer_argv(tree: str, target: str) -> list[str]:
     """Build the mkfs.erofs command.
 
-    Not compressed: decompression costs a booting guest 0.3 s under software emulation, and the page cache of the host
-    shares the file between all VMs.
+    Not compressed: decompression costs a booting guest 0.3 s under software emulation, and the page cache
+    of the host shares the file between all VMs.
     """
     return ["mkfs.erofs", "--quiet", f"-T{EPOCH}", f"-U{_UUID}", target, tree]
 

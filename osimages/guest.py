@@ -1,7 +1,7 @@
 """Layer 1: configuration, guestd, its generated stubs and its wheels.
 
-Nothing of it is installed by dpkg or visible to a tenant's Python: guestd runs with its own directory as the only
-entry on its path.
+Nothing of it is installed by dpkg or visible to a tenant's Python: guestd runs with its own directory as
+the only entry on its path.
 """
 
 import re
@@ -26,14 +26,16 @@ import runpy
 runpy.run_module("guestd", run_name="__main__", alter_sys=True)
 """
 
-_NOT_FOR_GUESTS = re.compile(r"(^|/)(tests?|pyproject\.toml|README\.md|\.[^/]+)(/|$)|^bin(/|$)|\.(pyi|proto|pyx|pxd)$")
+_NOT_FOR_GUESTS = re.compile(
+    r"(^|/)(tests?|pyproject\.toml|README\.md|\.[^/]+)(/|$)|^bin(/|$)|\.(pyi|proto|pyx|pxd)$"
+)
 
 
 def config_files(spec: LayeredSpec) -> dict[str, str]:
     """Write the configuration that follows from the declaration: path in the guest → content."""
     return {
         "/etc/hostname": f"{spec.hostname}\n",
-        "/etc/hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{spec.hostname}\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+        "/etc/hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{spec.hostname}\n::1\tlocalhost ip6-localhost\n",
         "/etc/locale.conf": f"LANG={spec.locale}\n",
         "/etc/default/locale": f"LANG={spec.locale}\n",
         f"{spec.guest.python_target}/__main__.py": _LAUNCHER,
@@ -49,7 +51,9 @@ def requirements(guest: GuestSpec, repository: Path) -> list[str]:
     projects = [_project(repository / directory) for directory in guest.python_projects]
     ours = {_normalise(project["name"]) for project in projects}
     wanted = {requirement for project in projects for requirement in project["dependencies"]}
-    return sorted(item for item in wanted if _normalise(re.split(r"[\s\[<>=!~;@]", item, maxsplit=1)[0]) not in ours)
+    return sorted(
+        item for item in wanted if _normalise(re.split(r"[\s\[<>=!~;@]", item, maxsplit=1)[0]) not in ours
+    )
 
 
 def guestd_version(guest: GuestSpec, repository: Path) -> str:
@@ -61,12 +65,14 @@ def guestd_version(guest: GuestSpec, repository: Path) -> str:
     directory = repository / guest.python_projects[0]
     version = _project(directory).get("version")
     if not isinstance(version, str):
-        raise ImageError(f"{directory / 'pyproject.toml'}: [project] must have a literal version, for the manifest")
+        raise ImageError(
+            f"{directory / 'pyproject.toml'}: [project] must have a literal version, for the manifest"
+        )
     return version
 
 
 def wheels_argv(spec: LayeredSpec, wanted: list[str], constraints: str, target: str) -> list[str]:
-    """Build the pip command. It is the host's pip, told to choose for the guest's Python and never to compile."""
+    """Build the command of the host's pip, told to choose for the guest's Python and never to compile."""
     return [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-compile"),
         *("--disable-pip-version-check", "--root-user-action=ignore"),
@@ -122,7 +128,7 @@ def copy(source: Path, target: Path, *, only_for_guests: bool = False) -> None:
     """
     for item in walk(source):
         relative = item.relative_to(source)
-        if only_for_guests and _NOT_FOR_GUESTS.search(relative.as_posix()):
+        if only_for_guests and is_for_development(relative):
             continue
         place = target / relative
         if item.is_dir() and not item.is_symlink():
@@ -131,19 +137,23 @@ def copy(source: Path, target: Path, *, only_for_guests: bool = False) -> None:
             shutil.copy2(item, place, follow_symlinks=False)
 
 
+def is_for_development(relative: Path) -> bool:
+    """Tell whether a file of a Python package stays out of the image."""
+    return _NOT_FOR_GUESTS.search(relative.as_posix()) is not None
+
+
 def compile_bytecode(root: Path, target: str) -> None:
     """Compile `target` inside the unpacked image with the image's own Python. Needs root.
 
-    The bytecode is not checked against its source on import: both lie on the read-only layer. The hash seed is fixed
-    because the order of set literals in bytecode follows it.
+    The bytecode is not checked against its source on import: both lie on the read-only layer. The hash seed
+    is fixed because the order of set literals in bytecode follows it.
 
     Raises:
         ImageError: A module does not compile.
     """
-    run(
-        ["chroot", str(root), "/usr/bin/env", "-i", "PATH=/usr/bin:/bin", "PYTHONHASHSEED=0", "LC_ALL=C.UTF-8",
-         "python3", "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", target],
-    )  # fmt: skip
+    clean = ["/usr/bin/env", "-i", "PATH=/usr/bin:/bin", "PYTHONHASHSEED=0", "LC_ALL=C.UTF-8"]
+    compile_all = ["python3", "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash", target]
+    run(["chroot", str(root), *clean, *compile_all])
 
 
 def _project(directory: Path) -> dict[str, Any]:
@@ -168,7 +178,7 @@ def _in(tree: Path, path: str) -> Path:
 
 
 def _normalise_modes(tree: Path) -> None:
-    """Give every file one of two modes and every directory one, whatever the builder's umask and checkout were."""
+    """Give every file one of two modes, every directory one, whatever umask and checkout were."""
     for item in walk(tree):
         if not item.is_symlink():
             item.chmod(0o755 if item.is_dir() or item.stat().st_mode & 0o100 else 0o644)

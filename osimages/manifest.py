@@ -1,7 +1,8 @@
 """The manifest of an image and the digest that addresses it. Pure.
 
-The digest is the SHA-256 of the manifest's canonical JSON, and the manifest names the SHA-256 of each layer, so it pins
-every byte of the guest's root file system. Names are aliases and stand in no manifest; neither does any time.
+The digest is the SHA-256 of the manifest's canonical JSON, and the manifest names the SHA-256 of each
+layer, so it pins every byte of the guest's root file system. Names are aliases and stand in no manifest;
+neither does any time.
 """
 
 import hashlib
@@ -71,7 +72,8 @@ def parse_manifest(data: bytes) -> Manifest:
         document: dict[str, Any] = json.loads(data)
         if document["schema_version"] != SCHEMA_VERSION:
             raise ImageError(
-                f"the manifest has schema version {document['schema_version']}; this program reads {SCHEMA_VERSION}"
+                f"the manifest has schema version {document['schema_version']}; "
+                f"this program reads {SCHEMA_VERSION}"
             )
         return Manifest(
             arch=document["arch"],

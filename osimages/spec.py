@@ -1,7 +1,7 @@
 """What an image consists of: `image.toml` as frozen dataclasses.
 
-Pure but for reading the file. An unknown key is an error with a suggestion, so that a typo cannot silently build an
-image without what it asks for.
+Pure but for reading the file. An unknown key is an error with a suggestion, so that a typo cannot silently
+build an image without what it asks for.
 """
 
 import difflib
@@ -95,11 +95,14 @@ def load(directory: Path) -> ImageSpec:
     except FileNotFoundError:
         known = sorted(entry.parent.name for entry in directory.parent.glob(f"*/{SPEC_FILE}"))
         raise ImageError(
-            f"there is no image {directory.name!r}{_suggest(directory.name, known)}; declared: {', '.join(known)}"
+            f"there is no image {directory.name!r}{_suggest(directory.name, known)}; "
+            f"declared: {', '.join(known)}"
         ) from None
     spec = parse(text, str(path))
     if spec.name != directory.name:
-        raise ImageError(f"{path}: name is {spec.name!r}, but the directory is {directory.name!r}; make them equal")
+        raise ImageError(
+            f"{path}: name is {spec.name!r}, but the directory is {directory.name!r}; make them equal"
+        )
     return spec
 
 
@@ -136,7 +139,9 @@ def parse(text: str, where: str) -> ImageSpec:
 
 
 def _user(table: "_Table") -> UserSpec:
-    user = UserSpec(name=table.text("name", _NAME), uid=table.integer("uid"), shell=table.absolute(table.text("shell")))
+    user = UserSpec(
+        name=table.text("name", _NAME), uid=table.integer("uid"), shell=table.absolute(table.text("shell"))
+    )
     if not 1000 <= user.uid < 60000:
         raise ImageError(f"{table.where}.uid is {user.uid}; Debian keeps 1000 to 59999 for people")
     table.finish()
@@ -206,7 +211,9 @@ class _Table:
             raise ImageError(f"{self.where}: {key} must be a list of strings, not {values!r}")
         for value in values:
             if pattern is not None and pattern.fullmatch(value) is None:
-                raise ImageError(f"{self.where}: {key} holds {value!r}, which does not match {pattern.pattern}")
+                raise ImageError(
+                    f"{self.where}: {key} holds {value!r}, which does not match {pattern.pattern}"
+                )
             if values.count(value) > 1:
                 raise ImageError(f"{self.where}: {key} holds {value!r} more than once")
         return tuple(values)
@@ -228,7 +235,9 @@ class _Table:
         """Check a path in the repository."""
         parts = PurePosixPath(path)
         if parts.is_absolute() or ".." in parts.parts:
-            raise ImageError(f"{self.where}: {path!r} must be a relative path in the repository, without '..'")
+            raise ImageError(
+                f"{self.where}: {path!r} must be a relative path in the repository, without '..'"
+            )
         return path
 
     def finish(self) -> None:
@@ -240,7 +249,9 @@ class _Table:
     def _get(self, key: str) -> Any:
         self._asked.add(key)
         if key not in self._values:
-            close = difflib.get_close_matches(key, [other for other in self._values if other not in self._asked], n=1)
+            close = difflib.get_close_matches(
+                key, [other for other in self._values if other not in self._asked], n=1
+            )
             hint = f" ({close[0]!r} is there: a typo?)" if close else ""
             raise ImageError(f"{self.where}: {key} is missing{hint}")
         return self._values[key]

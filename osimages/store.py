@@ -3,8 +3,8 @@ r"""Built images on disk.
     <root>/sha256-<hex>/manifest.json, layer-0.erofs, layer-1.erofs     bottom layer first
     <root>/aliases/<name>                                               "sha256:<hex>\n"
 
-An image's directory appears by one rename, complete, and never changes. The alias is replaced after that, so whoever
-follows an alias finds a whole image, also while a build is running or after one was killed.
+An image's directory appears by one rename, complete, and never changes. The alias is replaced after that,
+so whoever follows an alias finds a whole image, also while a build is running or after one was killed.
 """
 
 import hashlib
@@ -89,8 +89,8 @@ class ImageStore:
     def prune(self) -> list[str]:
         """Delete images without an alias and what killed builds left; return the deleted directory names.
 
-        The caller makes sure that no VM runs on them: an open layer stays readable for a VMM that has it open, but
-        its next boot would not find it.
+        The caller makes sure that no VM runs on them: an open layer stays readable for a VMM that has it
+        open, but its next boot would not find it.
         """
         kept = {directory_name(digest) for digest in self.aliases().values()}
         doomed = [
@@ -108,7 +108,9 @@ def describe_layer(path: Path, file: str) -> Layer:
     """Measure a built layer that is going to be called `file`."""
     with path.open("rb") as stream:
         return Layer(
-            file=file, sha256=hashlib.file_digest(stream, "sha256").hexdigest(), size_bytes=path.stat().st_size
+            file=file,
+            sha256=hashlib.file_digest(stream, "sha256").hexdigest(),
+            size_bytes=path.stat().st_size,
         )
 
 
@@ -120,7 +122,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    """Write and wait for the disk, so that a rename after it never exposes an empty file after a power cut."""
+    """Write and wait for the disk: a rename after it never exposes an empty file after a power cut."""
     with path.open("wb") as stream:
         stream.write(data)
         stream.flush()

@@ -10,7 +10,12 @@ from osimages.errors import ImageError
 Report = Callable[[str], None]
 """Takes one line for the person who waits."""
 
-_DEBIAN_PACKAGE = {"mmdebstrap": "mmdebstrap", "mkfs.erofs": "erofs-utils", "tar": "tar", "chroot": "coreutils"}
+_DEBIAN_PACKAGE = {
+    "mmdebstrap": "mmdebstrap",
+    "mkfs.erofs": "erofs-utils",
+    "tar": "tar",
+    "chroot": "coreutils",
+}
 _TAIL_LINES = 15
 
 

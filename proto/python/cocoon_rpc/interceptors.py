@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,7 +23,9 @@ from google.protobuf.message import Message
 from cocoon_rpc.errors import STATUS_KEY, CocoonError, InternalError, InvalidFieldError
 
 _log = logging.getLogger(__name__)
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _R = TypeVar("_R")
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -39,32 +41,67 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return None if handler is None else wrap(handler, handler_call_details.method)
 
 
-def wrap(handler: Any, method: str) -> grpc.RpcMethodHandler:
-    """Returns the handler with errors mapped; `method` is for the log only."""
-    make: Any
-    if handler.response_streaming:
-        inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
-        make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+class Observer(Protocol):
+    """What a server adds around each call; see `wrap`."""
 
-        async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    def begin(self, context: Context, method: str) -> object:
+        """Runs before the request is looked at; what it raises ends the call."""
+        ...
+
+    def end(self, begun: object, method: str, code: grpc.StatusCode) -> None:
+        """Runs after the call with what `begin` returned; must not raise."""
+        ...
+
+
+class _Silent:
+    def begin(self, context: Context, method: str) -> object:
+        return None
+
+    def end(self, begun: object, method: str, code: grpc.StatusCode) -> None:
+        return None
+
+
+def wrap(handler: Any, method: str, observer: Observer | None = None) -> grpc.RpcMethodHandler:
+    """Returns the handler with errors mapped, REQUIRED fields checked and calls observed."""
+    watch: Observer = observer or _Silent()
+    make: Any
+    wrapped: Any
+    if handler.response_streaming:
+        many = handler.request_streaming
+        inner = handler.stream_stream if many else handler.unary_stream
+        make = grpc.stream_stream_rpc_method_handler if many else grpc.unary_stream_rpc_method_handler
+
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            begun, code = None, grpc.StatusCode.CANCELLED
             try:
+                begun = watch.begin(context, method)
                 check_required(request)
                 async for response in inner(request, context):
                     yield response
+                code = _code_of(context)
             except Exception as error:  # noqa: BLE001 - the boundary: all of it becomes a status
-                await _abort(context, error, method)
+                code = await _abort(context, error, method)
+            finally:
+                watch.end(begun, method, code)
 
-        wrapped: Any = stream
+        wrapped = stream
     else:
-        inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
-        make = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        many = handler.request_streaming
+        inner = handler.stream_unary if many else handler.unary_unary
+        make = grpc.stream_unary_rpc_method_handler if many else grpc.unary_unary_rpc_method_handler
 
-        async def unary(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def unary(request: Any, context: Context) -> Any:
+            begun, code = None, grpc.StatusCode.CANCELLED
             try:
+                begun = watch.begin(context, method)
                 check_required(request)
-                return await inner(request, context)
+                response = await inner(request, context)
+                code = _code_of(context)
+                return response
             except Exception as error:  # noqa: BLE001 - the boundary: all of it becomes a status
-                await _abort(context, error, method)
+                code = await _abort(context, error, method)
+            finally:
+                watch.end(begun, method, code)
 
         wrapped = unary
     result: grpc.RpcMethodHandler = make(
@@ -75,20 +112,34 @@ def wrap(handler: Any, method: str) -> grpc.RpcMethodHandler:
     return result
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str) -> None:
+def _code_of(context: Context) -> grpc.StatusCode:
+    """Returns the code a handler set; grpc.aio keeps it as a number, 0 when unset."""
+    code = context.code()
+    return _CODES[code] if isinstance(code, int) else code or grpc.StatusCode.OK
+
+
+async def _abort(context: Context, error: Exception, method: str) -> grpc.StatusCode:
+    """Ends the call with the status of `error`; returns its code only to please the caller's flow."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, CocoonError):
         incident = secrets.token_hex(8)
         _log.error("rpc_failed", exc_info=error, extra={"incident_id": incident, "rpc": method})
         error = InternalError(incident_id=incident)
-    await abort_with(context, error)
+    set_status(context, error)
+    return error.code
 
 
-async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: CocoonError) -> None:
-    """Ends the call with the error's status; never returns."""
+def set_status(context: Context, error: CocoonError) -> None:
+    """Makes the call end with the error's status.
+
+    `context.abort` would raise through the handler and log every refusal of a
+    bad request as an event of its own; setting code and details says the same on
+    the wire.
+    """
     context.set_trailing_metadata(((STATUS_KEY, error.to_status().SerializeToString()),))
-    await context.abort(error.code, error.message)
+    context.set_code(error.code)
+    context.set_details(error.message)
 
 
 def check_required(message: Any, path: str = "") -> None:

@@ -1,7 +1,7 @@
 """The builder: which steps a change causes, with stand-ins for the programs that need root or a network.
 
-The stand-ins are small scripts on PATH that do the same to files, much simplified, and note that they ran; `tar` and
-`cp` are the real ones.
+The stand-ins are small scripts on PATH that do the same to files, much simplified, and note that they ran;
+`tar` and `cp` are the real ones.
 """
 
 import hashlib
@@ -19,7 +19,8 @@ _STAND_INS = {
 for last; do :; done
 root=$(mktemp -d)
 mkdir -p $root/var/lib/dpkg $root/etc $root/usr
-printf 'Package: git\\nStatus: install ok installed\\nVersion: 1\\nArchitecture: amd64\\n' > $root/var/lib/dpkg/status
+status='Package: git\\nStatus: install ok installed\\nVersion: 1\\nArchitecture: amd64\\n'
+printf "$status" > $root/var/lib/dpkg/status
 echo 12.11 > $root/etc/debian_version
 echo debian > $root/etc/hostname
 tar -C $root -cf "$last" .
@@ -48,7 +49,9 @@ class Workshop:
         (self.declarations / "tiny/files/etc/motd").write_text("hello\n")
         (self.declarations / "tiny/image.toml").write_text(declaration)
         (self.declarations / "flat").mkdir()
-        (self.declarations / "flat/image.toml").write_text('version = 1\nname = "flat"\nflatten_of = "tiny"\n')
+        (self.declarations / "flat/image.toml").write_text(
+            'version = 1\nname = "flat"\nflatten_of = "tiny"\n'
+        )
         (self.repository / "guestd").mkdir(parents=True)
         (self.repository / "guestd/__init__.py").touch()
         (self.repository / "guestd/pyproject.toml").write_text(
@@ -127,12 +130,15 @@ def test_change_of_guestd_leaves_debian_alone(workshop: Workshop) -> None:
     second = workshop.build()
     assert workshop.ran == ["chroot", "mkfs.erofs", "mkfs.erofs"]
     assert first["tiny"] != second["tiny"]
-    bottoms = [workshop.out / directory_name(digests["tiny"]) / "layer-0.erofs" for digests in (first, second)]
+    bottoms = [
+        workshop.out / directory_name(digests["tiny"]) / "layer-0.erofs" for digests in (first, second)
+    ]
     assert bottoms[0].samefile(bottoms[1])
 
 
 @pytest.mark.parametrize(
-    "path", ["declarations/tiny/files/etc/motd", "repository/constraints.txt", "repository/guestd/__init__.py"]
+    "path",
+    ["declarations/tiny/files/etc/motd", "repository/constraints.txt", "repository/guestd/__init__.py"],
 )
 def test_change_of_an_input_is_noticed(workshop: Workshop, path: str) -> None:
     """Files, constraints and sources all belong to the stamp."""
@@ -144,10 +150,25 @@ def test_change_of_an_input_is_noticed(workshop: Workshop, path: str) -> None:
     assert "mmdebstrap" not in workshop.ran
 
 
+@pytest.mark.parametrize(
+    "path", ["guestd/tests/test_exec.py", "guestd/exec.pyi", "guestd/README.md", "README.md"]
+)
+def test_change_of_what_stays_out_is_not_noticed(workshop: Workshop, path: str) -> None:
+    """Work on tests, stubs and prose makes no image."""
+    workshop.build()
+    changed = workshop.repository / path
+    changed.parent.mkdir(exist_ok=True)
+    changed.touch()
+    workshop.build()
+    assert workshop.ran == []
+
+
 def test_change_of_packages_installs_debian_again(workshop: Workshop, declaration: str) -> None:
     """The archive is keyed by the command that makes it."""
     workshop.build()
-    (workshop.declarations / "tiny/image.toml").write_text(declaration.replace('"libstdc++6"', '"libstdc++6", "git"'))
+    (workshop.declarations / "tiny/image.toml").write_text(
+        declaration.replace('"libstdc++6"', '"libstdc++6", "git"')
+    )
     workshop.build()
     assert workshop.ran[0] == "mmdebstrap"
 
@@ -200,7 +221,9 @@ def test_build_without_root_says_so(workshop: Workshop, monkeypatch: pytest.Monk
 def test_flat_image_of_a_flat_image_is_refused(workshop: Workshop) -> None:
     """There is nothing left to flatten."""
     (workshop.declarations / "thin").mkdir()
-    (workshop.declarations / "thin/image.toml").write_text('version = 1\nname = "thin"\nflatten_of = "flat"\n')
+    (workshop.declarations / "thin/image.toml").write_text(
+        'version = 1\nname = "thin"\nflatten_of = "flat"\n'
+    )
     with pytest.raises(ImageError, match="thin: flatten_of names 'flat', which is flat itself"):
         workshop.build("thin")
 

@@ -44,7 +44,14 @@ def repository(tmp_path: Path) -> Path:
         root / "proto/python/pyproject.toml",
         '[project]\nname = "cocoon_rpc"\nversion = "1.0"\ndependencies = ["protobuf ~= 7.0"]\n',
     )
-    for name in ("__init__.py", "process/exec.py", "tests/test_exec.py", "exec.pyi", "__pycache__/x.pyc", ".hidden"):
+    for name in (
+        "__init__.py",
+        "process/exec.py",
+        "tests/test_exec.py",
+        "exec.pyi",
+        "__pycache__/x.pyc",
+        ".hidden",
+    ):
         _write(root / "guestd" / name)
     _write(root / "proto/python/cocoon_rpc/__init__.py")
     return root
@@ -128,7 +135,9 @@ def test_requirements_of_a_missing_project_say_so(repository: Path) -> None:
 
 def test_requirements_must_be_declared(repository: Path) -> None:
     """A project with dynamic dependencies would silently bring none."""
-    (repository / "guestd/pyproject.toml").write_text('[project]\nname = "guestd"\ndynamic = ["dependencies"]\n')
+    (repository / "guestd/pyproject.toml").write_text(
+        '[project]\nname = "guestd"\ndynamic = ["dependencies"]\n'
+    )
     with pytest.raises(ImageError, match=r"\[project\] must declare name and dependencies"):
         guest.requirements(SPEC.guest, repository)
 

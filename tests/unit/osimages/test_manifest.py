@@ -52,7 +52,10 @@ def test_order_of_layers_changes_the_digest() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (CANONICAL.replace('"schema_version":1', '"schema_version":2'), "schema version 2; this program reads 1"),
+        (
+            CANONICAL.replace('"schema_version":1', '"schema_version":2'),
+            "schema version 2; this program reads 1",
+        ),
         (CANONICAL.replace('"arch"', '"ark"'), "not an image manifest"),
         (CANONICAL.replace('"size_bytes":4096', '"size":4096'), "not an image manifest"),
         (CANONICAL[:-1], "not an image manifest"),
@@ -70,7 +73,9 @@ def test_directory_name_has_no_colon() -> None:
     assert directory_name(f"sha256:{'0' * 64}") == f"sha256-{'0' * 64}"
 
 
-@pytest.mark.parametrize("digest", ["base", f"sha256:{'0' * 63}", f"sha256:{'A' * 64}", f"sha256:{'0' * 64}/../x"])
+@pytest.mark.parametrize(
+    "digest", ["base", f"sha256:{'0' * 63}", f"sha256:{'A' * 64}", f"sha256:{'0' * 64}/../x"]
+)
 def test_directory_name_refuses_what_is_no_digest(digest: str) -> None:
     """A name from outside never becomes a path."""
     with pytest.raises(ImageError, match="is not a digest"):

@@ -44,7 +44,11 @@ def test_parse_reads_a_flat_image() -> None:
         ("include = []", 'include = "x"', "include must be a list of strings, not 'x'"),
         ("include = []", 'include = [""]', "include must be a list of strings, not ['']"),
         ('locale = "C.UTF-8"', "locale = []", "locale must be a non-empty string, not []"),
-        ('python_projects = ["guestd"]', "python_projects = []", "guest: python_projects must name at least guestd"),
+        (
+            'python_projects = ["guestd"]',
+            "python_projects = []",
+            "guest: python_projects must name at least guestd",
+        ),
         ("version = 1", "version =", "image.toml: not valid TOML"),
     ],
 )

@@ -23,7 +23,9 @@ def store(tmp_path: Path) -> ImageStore:
     return ImageStore(tmp_path / "images")
 
 
-def test_add_writes_layers_and_a_manifest_that_hashes_to_the_digest(store: ImageStore, tmp_path: Path) -> None:
+def test_add_writes_layers_and_a_manifest_that_hashes_to_the_digest(
+    store: ImageStore, tmp_path: Path
+) -> None:
     """Anybody can check an image with sha256sum alone."""
     manifest, layers = _image(tmp_path, b"layer")
     digest = store.add(manifest, layers)

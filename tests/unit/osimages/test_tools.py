@@ -37,5 +37,7 @@ def test_run_that_fails_carries_the_end_of_the_output() -> None:
 def test_run_names_the_package_of_a_missing_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """What to install is often not what the program is called."""
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ImageError, match=r"mkfs\.erofs is not installed; on Debian: apt-get install erofs-utils"):
+    with pytest.raises(
+        ImageError, match=r"mkfs\.erofs is not installed; on Debian: apt-get install erofs-utils"
+    ):
         run(["mkfs.erofs", "x"])

@@ -1,0 +1,1 @@
+"""The node's gRPC face: proto ↔ model, who may call, and nothing else."""

@@ -1,0 +1,1 @@
+"""Claims: who holds which sandbox, until when."""

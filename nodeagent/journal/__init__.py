@@ -1,0 +1,1 @@
+"""The node's memory on disk: SQLite, one file. See `store`."""

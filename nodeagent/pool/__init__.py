@@ -1,0 +1,1 @@
+"""Warm pools: goldens and the machines cloned from them ahead of claims."""
