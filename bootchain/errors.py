@@ -1,0 +1,5 @@
+"""What can go wrong while building the boot artifacts."""
+
+
+class BootchainError(Exception):
+    """A step failed; the text says which and what to do."""

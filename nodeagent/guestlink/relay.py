@@ -1,0 +1,128 @@
+"""Guest calls: bytes in, bytes out, never re-encoded.
+
+Any method of `cocoon.guest.v1` is passed to the guest of the sandbox that the
+metadata names. What the node adds is who may (before this), which machine, and
+the guest's answer as it is: initial and trailing metadata, code, text. Methods of
+other packages, the host's own among them, are refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from cocoon_rpc.auth import method_descriptor
+from cocoon_rpc.errors import GuestUnreachableError, MethodNotRelayedError
+from cocoon_rpc.interceptors import Context
+
+PACKAGE = "cocoon.guest.v1"
+_HOP_KEYS = frozenset({"authorization", "cocoon-sandbox-id", "user-agent"})
+_INFO_METADATA_PREFIXES = ("grpc-", ":")
+
+Route = Callable[[Any], tuple[str, grpc.aio.Channel]]
+"""Metadata of a call → (sandbox name, channel to its guest); raises CocoonError."""
+
+
+class GuestRelay(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Serves every guest method by relaying it."""
+
+    def __init__(self, route: Route) -> None:
+        """Takes the look-up of a call's guest."""
+        self._route = route
+        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """Returns the relaying handler of a method, made on its first call."""
+        method = handler_call_details.method
+        handler = self._handlers.get(method)
+        if handler is None:
+            descriptor = method_descriptor(method)
+            if descriptor is None or descriptor.containing_service.file.package != PACKAGE:
+                return grpc.unary_unary_rpc_method_handler(_refuse(method))
+            handler = self._handler(method, descriptor.client_streaming, descriptor.server_streaming)
+            self._handlers[method] = handler
+        return handler
+
+    def _handler(self, method: str, client_streams: bool, server_streams: bool) -> grpc.RpcMethodHandler:
+        route = self._route
+        if not client_streams and not server_streams:
+
+            async def unary(request: bytes, context: Context) -> bytes:
+                metadata = context.invocation_metadata() or ()
+                sandbox, channel = route(metadata)
+                call = channel.unary_unary(method)(request, metadata=_forward(metadata), timeout=_left(context))
+                try:
+                    response: bytes = await call
+                except grpc.aio.AioRpcError as error:
+                    _pass_on(context, error, sandbox)
+                    return b""
+                return response
+
+            return grpc.unary_unary_rpc_method_handler(unary)
+        # One-sided streams are two-sided ones on the wire, so one relay serves all.
+
+        async def stream(requests: Any, context: Context) -> AsyncIterator[bytes]:
+            metadata = context.invocation_metadata() or ()
+            sandbox, channel = route(metadata)
+            source = requests if client_streams else _once(requests)
+            call = channel.stream_stream(method)(source, metadata=_forward(metadata), timeout=_left(context))
+            try:
+                async for response in call:
+                    yield response
+            except grpc.aio.AioRpcError as error:
+                _pass_on(context, error, sandbox)
+            finally:
+                # Leaving early (the client went away) must end the guest's call.
+                call.cancel()
+
+        if client_streams and server_streams:
+            return grpc.stream_stream_rpc_method_handler(stream)
+        if server_streams:
+            return grpc.unary_stream_rpc_method_handler(stream)
+
+        async def collect(requests: Any, context: Context) -> bytes:
+            last = b""
+            async for response in stream(requests, context):
+                last = response
+            return last
+
+        return grpc.stream_unary_rpc_method_handler(collect)
+
+
+async def _once(request: bytes) -> AsyncIterator[bytes]:
+    yield request
+
+
+def _refuse(method: str) -> Any:
+    async def refuse(request: bytes, context: Context) -> bytes:
+        raise MethodNotRelayedError(method=method)
+
+    return refuse
+
+
+def _forward(metadata: Any) -> tuple[tuple[str, Any], ...]:
+    """Returns what a guest may see of a call's metadata: never a token."""
+    return tuple(
+        (key, value)
+        for key, value in metadata
+        if key not in _HOP_KEYS and not key.startswith(_INFO_METADATA_PREFIXES)
+    )
+
+
+def _left(context: Context) -> float | None:
+    """Returns the seconds until the caller's deadline; grpc says a huge number for none."""
+    left = context.time_remaining()
+    return left if left is not None and left < 10**8 else None
+
+
+def _pass_on(context: Context, error: grpc.aio.AioRpcError, sandbox: str) -> None:
+    """Ends the call as the guest ended it; a guest that is not there is our own error."""
+    trailing = error.trailing_metadata() or ()
+    bare = not any(key == "grpc-status-details-bin" for key, _ in trailing)
+    if error.code() is grpc.StatusCode.UNAVAILABLE and bare:
+        raise GuestUnreachableError(sandbox=sandbox) from error
+    context.set_trailing_metadata(tuple((k, v) for k, v in trailing))
+    context.set_code(error.code())
+    context.set_details(error.details() or "")
