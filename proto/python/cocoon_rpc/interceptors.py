@@ -8,9 +8,11 @@ an incident id: the text of a foreign exception never reaches a client.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from functools import cache
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -71,13 +73,21 @@ def wrap(handler: Any, method: str, observer: Observer | None = None) -> grpc.Rp
         inner = handler.stream_stream if many else handler.unary_stream
         make = grpc.stream_stream_rpc_method_handler if many else grpc.unary_stream_rpc_method_handler
 
-        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        yields = inspect.isasyncgenfunction(inner)
+
+        async def stream(request: Any, context: Context) -> None:
             begun, code = None, grpc.StatusCode.CANCELLED
             try:
                 begun = watch.begin(context, method)
                 check_required(request)
-                async for response in inner(request, context):
-                    yield response
+                if yields:
+                    # Closed here and not by the garbage collector: a handler's
+                    # clean-up is done when its call is.
+                    async with aclosing(inner(request, context)) as responses:
+                        async for response in responses:
+                            await context.write(response)
+                else:
+                    await inner(request, context)
                 code = _code_of(context)
             except Exception as error:  # noqa: BLE001 - the boundary: all of it becomes a status
                 code = await _abort(context, error, method)

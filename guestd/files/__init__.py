@@ -1,0 +1,1 @@
+"""Files in the guest: exact bytes or a typed refusal, never a hang."""

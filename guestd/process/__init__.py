@@ -1,0 +1,1 @@
+"""Programs in the guest: who runs them, how they start, how they end."""

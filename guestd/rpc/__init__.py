@@ -1,0 +1,1 @@
+"""Servicers: proto ↔ the rooms of guestd, nothing else."""

@@ -1,0 +1,60 @@
+"""HostService: see the contract for what each method promises."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import Executor
+
+from cocoon.guest.host.v1 import host_service_pb2 as pb
+from cocoon.guest.host.v1 import host_service_pb2_grpc
+from cocoon_rpc.errors import InvalidFieldError
+from cocoon_rpc.interceptors import Context
+
+from guestd import __version__
+from guestd.identity import Identity, Renewer
+
+
+class HostService(host_service_pb2_grpc.HostServiceServicer):
+    """What the node alone asks."""
+
+    def __init__(self, renewer: Renewer, executor: Executor, power_off: asyncio.Event) -> None:
+        """Takes who renews, an executor for what blocks, and the event that ends guestd."""
+        self._renewer = renewer
+        self._executor = executor
+        self._power_off = power_off
+        self._generation = 0
+        self._lock = asyncio.Lock()
+
+    async def Probe(self, request: pb.ProbeRequest, context: Context) -> pb.ProbeResponse:
+        """Says that the guest is alive."""
+        return pb.ProbeResponse(
+            guestd_version=__version__, kernel_release=os.uname().release, generation=self._generation
+        )
+
+    async def RenewIdentity(
+        self, request: pb.RenewIdentityRequest, context: Context
+    ) -> pb.RenewIdentityResponse:
+        """Gives the guest a new identity, once for each generation."""
+        identity = Identity(
+            generation=request.generation,
+            entropy=request.entropy,
+            machine_id=request.machine_id,
+            hostname=request.hostname,
+            wall_ns=request.wall_time.seconds * 10**9 + request.wall_time.nanos,
+        )
+        identity.check()
+        async with self._lock:
+            if identity.generation < self._generation:
+                raise InvalidFieldError(field="generation", rule=f"must be at least {self._generation}")
+            if identity.generation > self._generation:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._executor, self._renewer.renew, identity)
+                self._generation = identity.generation
+        return pb.RenewIdentityResponse(generation=self._generation)
+
+    async def Shutdown(self, request: pb.ShutdownRequest, context: Context) -> pb.ShutdownResponse:
+        """Syncs the disks, answers, and powers off."""
+        await asyncio.get_running_loop().run_in_executor(self._executor, os.sync)
+        self._power_off.set()
+        return pb.ShutdownResponse()
