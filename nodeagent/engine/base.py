@@ -49,6 +49,8 @@ class MachineSpec:
     size: Size
     directory: Path
     """Does not exist yet, its parent does; the engine makes it, `kill` removes it."""
+    capturable: bool = False
+    """Whether `capture` will be asked for: its memory is then a file from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,10 @@ class Machine(Protocol):
 
     async def wait(self) -> None:
         """Returns when the machine's process has ended, by whatever cause."""
+        ...
+
+    async def console(self) -> str:
+        """Returns the last line its console showed, printable; "" if there is none."""
         ...
 
     async def kill(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,7 +83,7 @@ class Provisioner:
 
         The golden has no identity: every clone gets its own.
         """
-        spec = self._spec(image, size)
+        spec = replace(self._spec(image, size), capturable=True)
         machine = await self._step("boot", self._engine.boot(spec))
         try:
             await self._connect(machine, spec, COLD_LIMIT_S, identify=False)

@@ -1,0 +1,1 @@
+"""Engine `qemu`: microVMs on KVM where it works, else under software emulation."""

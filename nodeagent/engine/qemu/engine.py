@@ -1,0 +1,223 @@
+"""The engine: boot, capture, clone.
+
+A golden is three files: `ram` (guest memory, which each clone maps privately, so
+clones share what they have not written), `state` (devices, some 14 KB) and
+`cow.qcow2` (the disk that clones' overlays stand on); its manifest is written last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from cocoon_rpc.errors import (
+    CapabilityMissingError,
+    ImageMissingError,
+    NodeAtCapacityError,
+    ProvisionFailedError,
+)
+from cocoon_rpc.scope import complete
+
+from nodeagent.engine.base import EngineFacts, Golden, Machine, MachineSpec
+from nodeagent.engine.child import end_recorded, pair, start
+from nodeagent.engine.qemu import accel, argv, disks
+from nodeagent.engine.qemu.machine import COW, LOG, RAM, SERIAL, QemuMachine, failure
+from nodeagent.engine.qemu.qmp import Monitor, MonitorError
+from nodeagent.model import Accelerator, Isolation
+
+BINARY = "qemu-system-x86_64"
+STATE = "state"
+MANIFEST = "manifest.json"
+_QUIT_LIMIT_S = 5.0
+
+
+class QemuEngine:
+    """Makes machines with QEMU; see `nodeagent.engine.base.Engine`."""
+
+    def __init__(self, boot_dir: Path, data_dir: Path, *, accel: str) -> None:
+        """Takes where kernel and initramfs are, where to keep its own files, and `auto`, `kvm` or `tcg`."""
+        self._vmlinux = (boot_dir / "vmlinux").absolute()
+        self._initramfs = (boot_dir / "initramfs.cpio").absolute()
+        self._boot_manifest = boot_dir / "manifest.json"
+        self._data_dir = data_dir.absolute()
+        self._blank = self._data_dir / "blank.ext4"
+        self._accel = accel
+        self._accelerator = Accelerator.TCG
+        self._qemu = ""
+
+    async def prepare(self) -> EngineFacts:
+        """Checks host and artifacts; decides the accelerator."""
+        try:
+            digest = json.loads(self._boot_manifest.read_text())["vmlinux_sha256"]
+        except (OSError, ValueError, KeyError):
+            raise ImageMissingError(image="the kernel", command="make images") from None
+        self._qemu = shutil.which(BINARY) or ""
+        if not self._qemu:
+            raise ProvisionFailedError(
+                stage="prepare", cause=f"{BINARY} is not installed; run: apt-get install qemu-system-x86 qemu-utils"
+            )
+        version = await self._version()
+        await disks.make_blank(self._blank)
+        self._accelerator = await self._decide(version, digest)
+        hardware = self._accelerator is Accelerator.KVM
+        return EngineFacts(
+            name="qemu",
+            version=version,
+            accelerator=self._accelerator,
+            isolation=Isolation.VM_HARDWARE if hardware else Isolation.VM_EMULATED,
+            snapshots=True,
+        )
+
+    async def _decide(self, version: str, digest: str) -> Accelerator:
+        if self._accel == "tcg":
+            return Accelerator.TCG
+        found = await accel.decide(
+            qemu=self._qemu,
+            qemu_version=version,
+            vmlinux=self._vmlinux,
+            initramfs=self._initramfs,
+            kernel_digest=digest,
+            cache=self._data_dir / "accel.json",
+        )
+        if self._accel == "kvm" and found is not Accelerator.KVM:
+            raise ProvisionFailedError(
+                stage="prepare", cause="KVM does not run our kernel on this host; set engine.accel = 'auto'"
+            )
+        return found
+
+    async def _version(self) -> str:
+        process = await asyncio.create_subprocess_exec(self._qemu, "--version", stdout=asyncio.subprocess.PIPE)
+        output, _ = await process.communicate()
+        found = re.search(r"version (\S+)", output.decode(errors="replace"))
+        return found.group(1) if found else "unknown"
+
+    async def boot(self, spec: MachineSpec) -> Machine:
+        """Boots a machine from its image."""
+        memory = argv.Memory(spec.directory / RAM, shared=True) if spec.capturable else argv.Memory()
+        kernel = argv.Kernel(self._vmlinux, self._initramfs, spec.machine_id)
+        return await self._start("boot", spec, memory, self._blank, kernel=kernel)
+
+    async def clone(self, golden: Golden, spec: MachineSpec) -> Machine:
+        """Makes a running machine from a golden."""
+        folder = golden.directory
+        if not (folder / MANIFEST).is_file():
+            raise ProvisionFailedError(stage="clone", cause=f"{folder.name} is no complete golden")
+        state = os.open(folder / STATE, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            machine = await self._start("clone", spec, argv.Memory(folder / RAM), folder / COW, state=state)
+        finally:
+            os.close(state)
+        try:
+            # While the state still loads this asks for the start after it.
+            await machine.command("clone", "cont")
+        except BaseException:
+            await machine.kill()
+            raise
+        return machine
+
+    async def capture(self, machine: Machine, directory: Path) -> Golden:
+        """Snapshots a machine that was booted to be captured, and ends it."""
+        assert isinstance(machine, QemuMachine)
+        try:
+            if not machine.can_capture:
+                raise CapabilityMissingError(capability="capture of this machine", engine="qemu")
+            return await self._capture(machine, directory)
+        finally:
+            await machine.kill()
+
+    async def _capture(self, machine: QemuMachine, directory: Path) -> Golden:
+        source, parts = machine.spec.directory, directory.with_name(directory.name + ".new")
+        await asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True)
+        try:
+            parts.mkdir(mode=0o700)
+            await machine.pause()
+            await machine.command(
+                "capture", "xen-save-devices-state", filename=str(parts / STATE), live=False
+            )
+            # Disks were flushed by the pause; the rest goes by itself.
+            await machine.command("capture", "quit")
+            async with asyncio.timeout(_QUIT_LIMIT_S):
+                await machine.wait()
+            (source / RAM).rename(parts / RAM)
+            (source / COW).rename(parts / COW)
+            await disks.make_overlay(directory / COW, "qcow2", disks.overlay_of(parts / COW))
+            facts = {"image": machine.spec.image.digest, "size": machine.spec.size.label}
+            (parts / MANIFEST).write_text(json.dumps(facts))
+            parts.rename(directory)
+        except OSError as error:
+            # TimeoutError is one, too.
+            raise _typed("capture", error) from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True)
+        return Golden(directory, machine.spec.image, machine.spec.size)
+
+    async def reap(self, directory: Path) -> None:
+        """Ends and removes what a former agent left."""
+        await end_recorded(directory)
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    async def _start(
+        self,
+        stage: str,
+        spec: MachineSpec,
+        memory: argv.Memory,
+        backing: Path,
+        *,
+        kernel: argv.Kernel | None = None,
+        state: int | None = None,
+    ) -> QemuMachine:
+        """Starts QEMU and waits for its monitor; on failure nothing is left."""
+        missing = [layer for layer in spec.image.layers if not layer.is_file()]
+        if missing:
+            raise ImageMissingError(image=f"image {spec.image.name}", command="make images")
+        ours, theirs = pair()
+        child = None
+        try:
+            spec.directory.mkdir(mode=0o700)
+            disks.copy_overlay(backing, spec.directory / COW)
+            command = argv.build(
+                qemu=self._qemu,
+                machine_id=spec.machine_id,
+                accelerator=self._accelerator,
+                size=spec.size,
+                memory=memory,
+                layers=spec.image.layers,
+                cow=spec.directory / COW,
+                serial_socket=spec.directory / SERIAL,
+                kernel=kernel,
+                incoming=state is not None,
+            )
+            inherit: Mapping[int, int] = {argv.QMP_FD: theirs.fileno()}
+            if state is not None:
+                inherit = {**inherit, argv.STATE_FD: state}
+            child = start(command, log=spec.directory / LOG, inherit=inherit)
+            theirs.close()
+            child.record(spec.directory)
+            monitor = Monitor(spec.machine_id)
+            await monitor.open(ours)
+            return QemuMachine(spec, child, monitor, captured=memory.shared)
+        except BaseException as error:
+            ours.close()
+            theirs.close()
+            if child is not None:
+                child.kill()
+                await complete(child.wait())
+            cause = failure(stage, str(error), spec.directory) if isinstance(error, MonitorError) else error
+            await complete(asyncio.to_thread(shutil.rmtree, spec.directory, ignore_errors=True))
+            if isinstance(cause, OSError):
+                cause = _typed(stage, cause)
+            if cause is error:
+                raise
+            raise cause from error
+
+
+def _typed(stage: str, error: OSError) -> ProvisionFailedError | NodeAtCapacityError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return NodeAtCapacityError(resource="disk", cause=str(error))
+    return ProvisionFailedError(stage=stage, cause=str(error) or type(error).__name__)

@@ -1,0 +1,99 @@
+"""One running QEMU and its directory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from pathlib import Path
+
+from cocoon_rpc.errors import CocoonError, NodeAtCapacityError, ProvisionFailedError
+from cocoon_rpc.scope import complete
+
+from nodeagent.engine.base import MachineSpec
+from nodeagent.engine.child import Child, printable, tail
+from nodeagent.engine.qemu.argv import CONSOLE_BYTES
+from nodeagent.engine.qemu.qmp import Monitor, MonitorError
+from nodeagent.guestlink.lanes import SerialLane
+
+LOG = "qemu.log"
+SERIAL = "serial.sock"
+COW = "cow.qcow2"
+RAM = "ram"
+
+
+class QemuMachine:
+    """A machine; see `nodeagent.engine.base.Machine`."""
+
+    def __init__(self, spec: MachineSpec, child: Child, monitor: Monitor, *, captured: bool) -> None:
+        """Takes a started process and its monitor; `captured`: its memory is a golden's file in the making."""
+        self.spec = spec
+        self.monitor = monitor
+        self.can_capture = captured
+        self._child = child
+        self._killed = False
+
+    @property
+    def machine_id(self) -> str:
+        """The id from the spec."""
+        return self.spec.machine_id
+
+    @property
+    def pid(self) -> int:
+        """QEMU's pid."""
+        return self._child.pid
+
+    @property
+    def lane(self) -> SerialLane:
+        """The virtio-serial port."""
+        return SerialLane(self.spec.directory / SERIAL)
+
+    async def pause(self) -> None:
+        """Stops the guest's cpus; its disks are flushed."""
+        await self.command("pause", "stop")
+
+    async def resume(self) -> None:
+        """Lets them run."""
+        await self.command("resume", "cont")
+
+    async def wait(self) -> None:
+        """Returns when QEMU has ended."""
+        await self._child.wait()
+
+    async def console(self) -> str:
+        """Returns the console's last line, for an operator; "" if it cannot be read."""
+        with contextlib.suppress(MonitorError):
+            text = await self.monitor.execute("ringbuf-read", device="console", size=CONSOLE_BYTES)
+            lines = [printable(line) for line in str(text).splitlines() if line.strip()]
+            return lines[-1][-300:] if lines else ""
+        return ""
+
+    async def kill(self) -> None:
+        """Ends QEMU and removes the directory."""
+        if not self._killed:
+            self._killed = True
+            await complete(self._kill())
+
+    async def _kill(self) -> None:
+        self._child.kill()
+        await self._child.wait()
+        await self.monitor.close()
+        await asyncio.to_thread(shutil.rmtree, self.spec.directory, ignore_errors=True)
+
+    async def command(self, stage: str, name: str, **arguments: object) -> object:
+        """Runs a monitor command. Raises: ProvisionFailedError, NodeAtCapacityError."""
+        try:
+            return await self.monitor.execute(name, **arguments)
+        except MonitorError as error:
+            raise failure(stage, str(error), self.spec.directory) from error
+
+
+def failure(stage: str, cause: str, directory: Path) -> CocoonError:
+    """Returns the error for a QEMU that failed; what it printed last says why."""
+    said = tail(directory / LOG)
+    text = f"{cause}; {said}" if said else cause
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return NodeAtCapacityError(resource="disk", cause=text)
+    if "Cannot allocate memory" in text or "cannot set up guest memory" in text:
+        return NodeAtCapacityError(resource="memory", cause=text)
+    return ProvisionFailedError(stage=stage, cause=text)
