@@ -6,6 +6,7 @@ another clone shares. Each step either works or fails the whole.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import re
@@ -14,7 +15,6 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from cocoon_rpc.errors import CocoonError, IdentityRenewalFailedError, InvalidFi
 # include/uapi/linux/random.h
 _RNDADDENTROPY = 0x40085203
 _RNDRESEEDCRNG = 0x5207
+_MNT_DETACH = 2
+_libc = ctypes.CDLL(None, use_errno=True)
 _MACHINE_ID = re.compile(r"[0-9a-f]{32}")
 _HOSTNAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _KEYGEN_LIMIT_S = 30
@@ -122,12 +124,9 @@ class _Files:
         """Writes the machine-id, also where the init mounted a transient one over it."""
         line = identity.machine_id + "\n"
         path = self._root / "etc/machine-id"
-        if os.path.ismount(path):
-            # An init that found the file empty mounts one from /run over it: that
-            # one is written in place, and the mount goes away.
-            with suppress(OSError):
-                path.write_text(line)
-            subprocess.run(["umount", str(path)], check=True, capture_output=True, timeout=_KEYGEN_LIMIT_S)
+        if is_mount_point(path):
+            # An init that found the file empty mounts a transient one over it.
+            unmount(path)
         _replace(path, line, 0o444)
         transient = self._root / "run/machine-id"
         if transient.exists():
@@ -154,6 +153,19 @@ class _Files:
         folder = self._root / "run/cocoon"
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder / "generation", f"{identity.generation}\n", 0o444)
+
+
+def is_mount_point(path: Path) -> bool:
+    """Says whether something is mounted exactly here; a device number tells nothing on overlayfs."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(line.split(" ", 5)[4] == str(path) for line in mounts)
+
+
+def unmount(path: Path) -> None:
+    """Takes a mount away. Raises: OSError."""
+    if _libc.umount2(os.fsencode(path), _MNT_DETACH):
+        number = ctypes.get_errno()
+        raise OSError(number, f"umount {path}: {os.strerror(number)}")
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
