@@ -30,17 +30,15 @@ def pack(entries: Iterable[Entry]) -> bytes:
     for inode, entry in enumerate(entries, start=1):
         kind = _DIRECTORY if entry.data is None else _REGULAR
         links = 2 if entry.data is None else 1
-        _append(archive, entry.name, inode, kind | entry.mode, links, entry.data or b"")
-    _append(archive, "TRAILER!!!", 0, 0, 1, b"")
+        archive += _record(entry.name, inode=inode, mode=kind | entry.mode, links=links, data=entry.data or b"")
+    archive += _record("TRAILER!!!", inode=0, mode=0, links=1, data=b"")
     archive += bytes(-len(archive) % _BLOCK)
     return bytes(archive)
 
 
-def _append(archive: bytearray, name: str, inode: int, mode: int, links: int, data: bytes) -> None:
+def _record(name: str, *, inode: int, mode: int, links: int, data: bytes) -> bytes:
     encoded = name.encode() + b"\0"
     # ino mode uid gid nlink mtime filesize devmajor devminor rdevmajor rdevminor namesize check
     fields = (inode, mode, 0, 0, links, 0, len(data), 0, 0, 0, 0, len(encoded), 0)
-    archive += _MAGIC + b"".join(b"%08X" % field for field in fields) + encoded
-    archive += bytes(-len(archive) % 4)
-    archive += data
-    archive += bytes(-len(archive) % 4)
+    header = _MAGIC + b"".join(b"%08X" % field for field in fields) + encoded
+    return header + bytes(-len(header) % 4) + data + bytes(-len(data) % 4)

@@ -68,6 +68,17 @@ static int parse_text(char *into, size_t room, const char *key, const char *valu
 	return 0;
 }
 
+static int parse_hostname(struct boot *boot, const char *value, size_t length, char reason[MAX_REASON])
+{
+	for (size_t i = 0; i < length; i++) {
+		char c = value[i];
+		int letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+		if (!letter && !(c >= '0' && c <= '9') && c != '-' && c != '.')
+			return fail(reason, "cocoon.hostname: only letters, digits, '-' and '.'");
+	}
+	return parse_text(boot->hostname, sizeof boot->hostname, "cocoon.hostname", value, length, reason);
+}
+
 /* Kernel rule: a bare key or "=1" switches on, "=0" off. */
 static int parse_flag(const char *value, size_t length)
 {
@@ -96,7 +107,7 @@ static int parse_word(struct boot *boot, const char *word, size_t length, char r
 	if (is_key(word, key, "cocoon.timeout"))
 		return parse_timeout(boot, value, rest, reason);
 	if (is_key(word, key, "cocoon.hostname"))
-		return parse_text(boot->hostname, sizeof boot->hostname, "cocoon.hostname", value, rest, reason);
+		return parse_hostname(boot, value, rest, reason);
 	if (is_key(word, key, "sandbox.init")) {
 		if (rest == 0 || value[0] != '/')
 			return fail(reason, "sandbox.init: must be an absolute path");
@@ -111,6 +122,7 @@ static int parse_word(struct boot *boot, const char *word, size_t length, char r
 
 int cmdline_parse(const char *text, struct boot *boot, char reason[MAX_REASON])
 {
+	char later[MAX_REASON];
 	int status = 0;
 
 	memset(boot, 0, sizeof *boot);
@@ -120,17 +132,9 @@ int cmdline_parse(const char *text, struct boot *boot, char reason[MAX_REASON])
 		size_t length;
 		text += strspn(text, " \t\r\n");
 		length = strcspn(text, " \t\r\n");
-		/* The first fault is the one told, but debug and trace are wanted whatever comes. */
-		if (length && status == 0)
-			status = parse_word(boot, text, length, reason);
-		else if (length) {
-			char ignored[MAX_REASON];
-			struct boot later = *boot;
-			if (parse_word(&later, text, length, ignored) == 0) {
-				boot->debug = later.debug;
-				boot->trace = later.trace;
-			}
-		}
+		/* The first fault is the one told; what follows it is read on for sandbox.debug. */
+		if (length && parse_word(boot, text, length, status < 0 ? later : reason) < 0)
+			status = -1;
 		text += length;
 	}
 	if (status < 0)

@@ -13,6 +13,7 @@
 
 #define MAX_LAYERS 16
 #define MAX_SERIAL 20 /* VIRTIO_BLK_ID_BYTES */
+#define MAX_HOSTNAME 64 /* __NEW_UTS_LEN */
 #define MAX_PATH_LEN 256
 #define MAX_REASON 256
 #define DEFAULT_TIMEOUT_S 10
@@ -23,7 +24,7 @@ struct boot {
 	size_t layer_count;
 	char cow[MAX_SERIAL + 1];
 	unsigned timeout_s;
-	char hostname[64 + 1]; /* empty: leave the kernel's */
+	char hostname[MAX_HOSTNAME + 1]; /* empty: leave the kernel's */
 	char init[MAX_PATH_LEN];
 	int debug;
 	int trace;
@@ -41,7 +42,7 @@ void modules_load(void);
  * Returns 0, or -1 when `deadline_ns` (CLOCK_MONOTONIC) has passed. */
 int disk_find(const char *serial, long long deadline_ns, char path[MAX_PATH_LEN]);
 
-/* Mounts /proc, /sys, /dev and /run of the initramfs. */
+/* Mounts /proc, /sys and /dev of the initramfs. */
 int mounts_early(char reason[MAX_REASON]);
 
 /* Builds the root in /root from the layer devices (bottom first) and the cow device. */

@@ -38,8 +38,12 @@ void say(const char *format, ...)
 
 static void open_console(void)
 {
+	/* A virtio console is a module: until it is loaded there may be no console, but
+	 * the kernel's log reaches it later. */
 	int console = open("/dev/console", O_RDWR | O_NOCTTY);
 
+	if (console < 0)
+		console = open("/dev/kmsg", O_WRONLY);
 	if (console < 0)
 		return;
 	for (int stream = 0; stream < 3; stream++)
@@ -52,9 +56,8 @@ static void give_up(const struct boot *boot, const char *reason)
 {
 	say("fatal: %s", reason);
 	if (boot->debug) {
-		say("sandbox.debug: waiting for ever; attach to the machine");
-		if (access("/bin/sh", X_OK) == 0)
-			execl("/bin/sh", "sh", (char *)NULL);
+		execl("/bin/sh", "sh", (char *)NULL);
+		say("sandbox.debug: no /bin/sh here; waiting for ever, attach to the machine");
 		for (;;)
 			pause();
 	}
@@ -106,6 +109,7 @@ int main(void)
 		give_up(&boot, reason);
 	trace(&boot, "cmdline");
 	modules_load();
+	open_console();
 	trace(&boot, "modules");
 	deadline = now_ns() + boot.timeout_s * 1000000000LL;
 	for (size_t i = 0; i <= boot.layer_count; i++) {

@@ -30,27 +30,30 @@ static int try_mount(const char *source, const char *target, const char *type, u
 
 int mounts_early(char reason[MAX_REASON])
 {
-	return try_mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "", reason) ||
-			       try_mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "", reason) ||
-			       try_mount("devtmpfs", "/dev", "devtmpfs", MS_NOSUID, "mode=0755", reason)
-		       ? -1
-		       : 0;
+	const unsigned long plain = MS_NOSUID | MS_NODEV | MS_NOEXEC;
+
+	if (try_mount("proc", "/proc", "proc", plain, "", reason) < 0 ||
+	    try_mount("sysfs", "/sys", "sysfs", plain, "", reason) < 0)
+		return -1;
+	return try_mount("devtmpfs", "/dev", "devtmpfs", MS_NOSUID, "mode=0755", reason);
 }
 
 /* An image without a machine-id, or with one left in it, must not give every
  * machine the same: an empty file makes the guest's init take a transient one. */
 static int blank_machine_id(char reason[MAX_REASON])
 {
+	static const char path[] = ROOT "/etc/machine-id";
+	struct stat facts;
 	int file;
 
+	/* An empty one stays in its layer: opening it for writing would copy it up. */
+	if (lstat(path, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size == 0)
+		return 0;
 	if (make_dir(ROOT "/etc") == 0) {
-		file = open(ROOT "/etc/machine-id", O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0444);
+		file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0444);
 		if (file >= 0) {
-			struct stat facts;
-			int status = fstat(file, &facts) == 0 && facts.st_size ? ftruncate(file, 0) : 0;
 			close(file);
-			if (status == 0)
-				return 0;
+			return 0;
 		}
 	}
 	snprintf(reason, MAX_REASON, "cannot blank /etc/machine-id: %s", strerror(errno));

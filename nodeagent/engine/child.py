@@ -10,10 +10,14 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from cocoon_rpc.errors import ProvisionFailedError
+from cocoon_rpc.scope import complete
 
 RECORD = "process.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -78,6 +82,32 @@ def start(
         os.close(output)
         os.close(null)
     return Child(pid)
+
+
+async def run_tool(argv: Sequence[str], *, log: Path, limit_s: float) -> str:
+    """Runs a tool to its end and returns what it printed; the event loop's own way would fork under grpc.
+
+    Raises:
+        ProvisionFailedError: not installed, too slow, or it failed; the text has its last line.
+    """
+    program = shutil.which(argv[0])
+    if program is None:
+        raise ProvisionFailedError(stage="prepare", cause=f"{argv[0]} is not installed; run: make setup")
+    try:
+        child = start([program, *argv[1:]], log=log)
+        try:
+            async with asyncio.timeout(limit_s):
+                await child.wait()
+        finally:
+            child.kill()
+            await complete(child.wait())
+        if child.status:
+            raise ProvisionFailedError(stage="prepare", cause=f"{argv[0]}: {tail(log) or 'failed'}")
+        return log.read_text(errors="replace")
+    except TimeoutError:
+        raise ProvisionFailedError(stage="prepare", cause=f"{argv[0]} took longer than {limit_s:.0f} s") from None
+    finally:
+        log.unlink(missing_ok=True)
 
 
 def start_time(pid: int) -> int | None:

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from pathlib import Path
 
-from cocoon_rpc.errors import ProvisionFailedError
+from nodeagent.engine.child import run_tool
 
 COW_BYTES = 10 * 2**30
 _LIMIT_S = 60.0
-
-
-async def run(*argv: str) -> None:
-    """Runs a disk tool. Raises: ProvisionFailedError with its last words."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-    except FileNotFoundError:
-        raise ProvisionFailedError(stage="disk", cause=f"{argv[0]} is not installed; run `make setup`") from None
-    try:
-        async with asyncio.timeout(_LIMIT_S):
-            output, _ = await process.communicate()
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        words = output.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise ProvisionFailedError(stage="disk", cause=f"{argv[0]}: {words[0]}")
 
 
 async def make_blank(path: Path) -> None:
@@ -44,7 +23,9 @@ async def make_blank(path: Path) -> None:
     try:
         with temporary.open("wb") as file:
             os.truncate(file.fileno(), COW_BYTES)
-        await run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1", str(temporary))
+        options = "lazy_itable_init=1,lazy_journal_init=1"
+        argv = ["mkfs.ext4", "-q", "-F", "-m", "0", "-E", options, str(temporary)]
+        await run_tool(argv, log=path.with_suffix(".log"), limit_s=_LIMIT_S)
         await make_overlay(path, "raw", overlay_of(path))
         temporary.replace(path)
     finally:
@@ -56,10 +37,11 @@ async def make_overlay(backing: Path, backing_format: str, overlay: Path) -> Non
 
     Raises: ProvisionFailedError.
     """
-    await run(
+    argv = [
         "qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", backing_format, "-b", str(backing),
         str(overlay), str(COW_BYTES),
-    )  # fmt: skip
+    ]  # fmt: skip
+    await run_tool(argv, log=overlay.with_suffix(".log"), limit_s=_LIMIT_S)
 
 
 def overlay_of(backing: Path) -> Path:

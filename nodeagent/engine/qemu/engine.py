@@ -25,7 +25,7 @@ from cocoon_rpc.errors import (
 from cocoon_rpc.scope import complete
 
 from nodeagent.engine.base import EngineFacts, Golden, Machine, MachineSpec
-from nodeagent.engine.child import end_recorded, pair, start
+from nodeagent.engine.child import end_recorded, pair, run_tool, start
 from nodeagent.engine.qemu import accel, argv, disks
 from nodeagent.engine.qemu.machine import COW, LOG, RAM, SERIAL, QemuMachine, failure
 from nodeagent.engine.qemu.qmp import Monitor, MonitorError
@@ -35,6 +35,7 @@ BINARY = "qemu-system-x86_64"
 STATE = "state"
 MANIFEST = "manifest.json"
 _QUIT_LIMIT_S = 5.0
+_TOOL_LIMIT_S = 30.0
 
 
 class QemuEngine:
@@ -92,9 +93,9 @@ class QemuEngine:
         return found
 
     async def _version(self) -> str:
-        process = await asyncio.create_subprocess_exec(self._qemu, "--version", stdout=asyncio.subprocess.PIPE)
-        output, _ = await process.communicate()
-        found = re.search(r"version (\S+)", output.decode(errors="replace"))
+        log = self._data_dir / "version.log"
+        output = await run_tool([self._qemu, "--version"], log=log, limit_s=_TOOL_LIMIT_S)
+        found = re.search(r"version (\S+)", output)
         return found.group(1) if found else "unknown"
 
     async def boot(self, spec: MachineSpec) -> Machine:

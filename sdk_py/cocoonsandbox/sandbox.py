@@ -1,0 +1,173 @@
+"""A handle on one sandbox."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import grpc
+from cocoon.node.v1 import sandbox_service_pb2 as pb
+from cocoon.node.v1 import sandbox_service_pb2_grpc
+from cocoon.types.v1 import sandbox_pb2
+from cocoon_rpc.auth import guest_metadata
+
+from cocoonsandbox import files, process
+from cocoonsandbox.errors import APIError, ExitError, SandboxError, from_node
+from cocoonsandbox.process import Input, OnBytes
+
+if TYPE_CHECKING:
+    from cocoonsandbox.client import Client
+
+_log = logging.getLogger("cocoonsandbox")
+_RELEASE_LIMIT_S = 30.0
+
+
+class Sandbox:
+    """One claimed sandbox; made by `Client.new` or `Client.attach`. A context manager that gives it back.
+
+    Attributes:
+        id: `sb_…`.
+        token: the sandbox's bearer token; keep it secret.
+        owner: `host:port` of the node that owns it.
+        deadline: when the lease ends (None after `attach`).
+        template_digest: digest of the image (None after `attach`).
+        tier: how the claim was served: "warm", "clone" or "cold" ("" after `attach`).
+        isolation: "vm_hardware", "vm_emulated" or "none" ("" after `attach`).
+        provision_seconds: time the node spent on the claim (0.0 after `attach`).
+    """
+
+    def __init__(self, client: Client, owner: str, sandbox_id: str, token: str) -> None:
+        """Takes what `attach` knows; `Client.new` fills in the rest."""
+        self._client = client
+        self._endpoint = owner
+        self._metadata = guest_metadata(sandbox_id, token)
+        self.id = sandbox_id
+        self.token = token
+        self.owner = owner
+        self.deadline: datetime | None = None
+        self.template_digest: str | None = None
+        self.tier = ""
+        self.isolation = ""
+        self.provision_seconds = 0.0
+
+    def _describe(self, sandbox: sandbox_pb2.Sandbox) -> None:
+        self._endpoint = sandbox.guest_endpoint or self.owner
+        self.deadline = sandbox.expire_time.ToDatetime().astimezone()
+        self.template_digest = sandbox.template_digest
+        self.tier = sandbox_pb2.ClaimTier.Name(sandbox.tier).removeprefix("CLAIM_TIER_").lower()
+        self.isolation = sandbox_pb2.Isolation.Name(sandbox.isolation).removeprefix("ISOLATION_").lower()
+        self.provision_seconds = sandbox.provision_duration.ToNanoseconds() / 1e9
+
+    def __repr__(self) -> str:
+        """Names the sandbox, never its token."""
+        return f"Sandbox(id={self.id!r}, owner={self.owner!r})"
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Gives the sandbox back; a failure of that is raised only if the block was clean."""
+        try:
+            self.close()
+        except SandboxError:
+            if error is None:
+                raise
+            _log.warning("release_failed sandbox=%s", self.id)
+
+    def exec(
+        self,
+        *argv: str,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        user: str = "",
+        stdin: Input = b"",
+        timeout: float | None = None,
+    ) -> str:
+        """Runs a program; returns its standard output, decoded with replacement.
+
+        Args:
+            *argv: program and arguments; no shell.
+            cwd: absolute; default: the user's home.
+            env: added to the guest's own.
+            user: name in the guest; default root.
+            stdin: bytes or an iterable of them; b"" = empty.
+            timeout: seconds until the program's group is killed.
+
+        Raises:
+            ExitError: a status other than 0.
+            SandboxTimeout, SilkdError, APIError: as their names say.
+        """
+        stdout, stderr = bytearray(), bytearray()
+        code = self.run(
+            argv, cwd=cwd, env=env, user=user, stdin=stdin, on_stdout=stdout.extend, on_stderr=stderr.extend,
+            timeout=timeout,
+        )  # fmt: skip
+        # Decoded as a whole: characters may lie across chunks.
+        text = stdout.decode(errors="replace")
+        if code:
+            raise ExitError(code, stderr.decode(errors="replace"), text)
+        return text
+
+    def run(
+        self,
+        argv: Sequence[str],
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        user: str = "",
+        stdin: Input = b"",
+        on_stdout: OnBytes | None = None,
+        on_stderr: OnBytes | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Runs a program; hands its output to callbacks as it comes; returns its status.
+
+        A callback that raises ends the program, and its exception is raised here.
+        Arguments and errors as `exec`; a timeout that is not positive is ValueError.
+        """
+        if isinstance(argv, str):
+            raise TypeError("argv is a sequence of words, not one string")
+        return process.run(
+            self._channel(), self._metadata, argv, cwd=cwd, env=env, user=user, stdin=stdin,
+            on_stdout=on_stdout, on_stderr=on_stderr, timeout=timeout,
+        )  # fmt: skip
+
+    def write_file(self, path: str, data: bytes | str, mode: int | None = None) -> None:
+        """Writes a whole file atomically; text is encoded as UTF-8.
+
+        Args:
+            path: absolute; its directory exists.
+            data: the content.
+            mode: permission bits; None keeps those of an existing file, else 0644.
+
+        Raises: SilkdError, APIError, SandboxTimeout.
+        """
+        content = data.encode() if isinstance(data, str) else data
+        files.write(self._channel(), self._metadata, path, content, mode, self._client.timeout)
+
+    def read_file(self, path: str) -> bytes:
+        """Returns a regular file's content. Raises: SilkdError, APIError, SandboxTimeout."""
+        return files.read(self._channel(), self._metadata, path, self._client.timeout)
+
+    def close(self) -> None:
+        """Gives the sandbox back; one that is gone already is fine. Idempotent.
+
+        Raises: APIError, SandboxTimeout.
+        """
+        stub = sandbox_service_pb2_grpc.SandboxServiceStub(self._client.channels.get(self.owner))
+        request = pb.ReleaseRequest(name=f"sandboxes/{self.id}")
+        try:
+            stub.Release(request, metadata=self._metadata[1:], timeout=_RELEASE_LIMIT_S)
+        except grpc.RpcError as error:
+            known = from_node("release", error)
+            if isinstance(known, APIError) and known.status == 404:
+                return
+            raise known from error
+
+    def _channel(self) -> grpc.Channel:
+        return self._client.channels.get(self._endpoint)
