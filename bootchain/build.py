@@ -42,7 +42,7 @@ def build(out: Path, say: Callable[[str], None], *, refresh: bool = False) -> bo
         package.unpack(deb, tree)
         (image,) = tree.glob("boot/vmlinuz-*")
         release = image.name.removeprefix("vmlinuz-")
-        kernel = bzimage.vmlinux(image.read_bytes(), _unlz4)
+        kernel = bzimage.vmlinux(image.read_bytes(), _unpack)
         loaded = modules.read(tree / "lib" / "modules" / release)
         say("boot: compiling /init and packing the initramfs")
         archive = initramfs.pack(entries(compile_init(folder), loaded))
@@ -86,8 +86,8 @@ def compile_init(folder: Path) -> bytes:
     return (folder / "init").read_bytes()
 
 
-def _unlz4(packed: bytes) -> bytes:
-    return _run(["lz4", "-d", "-c"], stdin=packed)
+def _unpack(packer: str, packed: bytes) -> bytes:
+    return _run([packer, "-d", "-c"], stdin=packed)
 
 
 def _run(argv: list[str], *, cwd: Path | None = None, stdin: bytes = b"") -> bytes:

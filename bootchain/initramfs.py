@@ -30,7 +30,9 @@ def pack(entries: Iterable[Entry]) -> bytes:
     for inode, entry in enumerate(entries, start=1):
         kind = _DIRECTORY if entry.data is None else _REGULAR
         links = 2 if entry.data is None else 1
-        archive += _record(entry.name, inode=inode, mode=kind | entry.mode, links=links, data=entry.data or b"")
+        archive += _record(
+            entry.name, inode=inode, mode=kind | entry.mode, links=links, data=entry.data or b""
+        )
     archive += _record("TRAILER!!!", inode=0, mode=0, links=1, data=b"")
     archive += bytes(-len(archive) % _BLOCK)
     return bytes(archive)

@@ -12,7 +12,9 @@ from pathlib import Path
 def main() -> int:
     """Returns the exit status: 0 after an orderly stop."""
     parser = argparse.ArgumentParser(prog="guestd", description="The guest daemon of a cocoon sandbox.")
-    parser.add_argument("--socket", type=Path, default=Path("/run/cocoon/guestd.sock"), help="unix socket to serve on")
+    parser.add_argument(
+        "--socket", type=Path, default=Path("/run/cocoon/guestd.sock"), help="unix socket to serve on"
+    )
     parser.add_argument("--no-bridge", action="store_true", help="do not join AF_VSOCK and serial port")
     parser.add_argument(
         "--identity",

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc.aio
+
 from cocoon.guest.host.v1 import host_service_pb2_grpc
 from cocoon.guest.v1 import file_service_pb2_grpc, guest_service_pb2_grpc, process_service_pb2_grpc
 from cocoon_rpc.interceptors import ErrorInterceptor
-
 from guestd.bridge import Bridge
 from guestd.identity import Renewer, Step
 from guestd.process.seen import SeenIds

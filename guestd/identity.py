@@ -145,7 +145,10 @@ class _Files:
         for key in keys:
             key.unlink()
         subprocess.run(
-            ["ssh-keygen", "-A", "-f", str(self._root)], check=True, capture_output=True, timeout=_KEYGEN_LIMIT_S
+            ["ssh-keygen", "-A", "-f", str(self._root)],
+            check=True,
+            capture_output=True,
+            timeout=_KEYGEN_LIMIT_S,
         )
 
     def generation(self, identity: Identity) -> None:

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from cocoon_rpc.errors import CocoonError
-
 from nodeagent import __version__
 from nodeagent.config import Config, ConfigError, load, to_toml
 

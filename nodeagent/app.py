@@ -17,16 +17,16 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
+
 from cocoon_rpc.auth import sandbox_id
 from cocoon_rpc.errors import SandboxNotFoundError
-
 from nodeagent.api.access import Access, AccessInterceptor, caller
 from nodeagent.api.node_service import NodeService
 from nodeagent.api.pool_service import PoolService
 from nodeagent.api.sandbox_service import SandboxService
 from nodeagent.api.server import add_services, open_server
 from nodeagent.claims.manager import ClaimManager
-from nodeagent.clock import Clock, SystemClock
+from nodeagent.clock import SystemClock
 from nodeagent.config import Config, ConfigError, read_root_token, split_address
 from nodeagent.engine import make_engine
 from nodeagent.engine.base import Engine
@@ -67,9 +67,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             provisioner,
             facts,
             goldens=goldens,
-            concurrency=refill_concurrency(
-                config.refill_concurrency, os.cpu_count() or 1, facts.accelerator
-            ),
+            concurrency=refill_concurrency(config.refill_concurrency, os.cpu_count() or 1, facts.accelerator),
             clock=clock,
             metrics=metrics,
         )
@@ -85,7 +83,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             metrics=metrics,
         )
         claims.recover()
-        pools.set((PoolKey(p.template, p.net, p.size), images.resolve(p.template), p.warm) for p in config.pools)
+        pools.set(
+            (PoolKey(p.template, p.net, p.size), images.resolve(p.template), p.warm) for p in config.pools
+        )
         metrics.watch(lambda: _gauges(claims, pools))
         access = Access(token, claims.owner_of)
         server, address = open_server(config, AccessInterceptor(access, metrics))

@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 
 from cocoon_rpc.errors import ImageMissingError, TemplateNotFoundError
-
 from nodeagent.model import Image
 
 COMMAND = "make images"
@@ -43,7 +42,7 @@ class ImageStore:
             known = self._checked[digest] = self._check(template, digest)
         return Image(template, digest, known)
 
-    def list(self) -> list[Image]:
+    def all(self) -> list[Image]:
         """Returns the named images that are whole, sorted by name."""
         images = []
         for name in self._names():
@@ -55,7 +54,9 @@ class ImageStore:
 
     def _names(self) -> list[str]:
         aliases = self._root / "aliases"
-        return sorted(p.name for p in aliases.iterdir() if _ALIAS.fullmatch(p.name)) if aliases.is_dir() else []
+        return (
+            sorted(p.name for p in aliases.iterdir() if _ALIAS.fullmatch(p.name)) if aliases.is_dir() else []
+        )
 
     def _alias(self, name: str) -> str:
         names = self._names()
@@ -70,6 +71,7 @@ class ImageStore:
 
     def _check(self, template: str, digest: str) -> tuple[Path, ...]:
         folder = self._root / digest.replace(":", "-")
+        paths: tuple[Path, ...] = ()
         try:
             manifest = (folder / "manifest.json").read_bytes()
             layers = json.loads(manifest)["layers"]

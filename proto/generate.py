@@ -30,7 +30,8 @@ def generate() -> int:
     shutil.rmtree(generated, ignore_errors=True)
     well_known = str(resources.files("grpc_tools") / "_proto")
     files = sorted(str(p.relative_to(PROTO)) for p in (PROTO / "cocoon").rglob("*.proto"))
-    plugins = [f"--{kind}_out={OUT}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    plugins = [f"--{kind}_out={OUT}" for kind in ("python", "grpc_python")]
+    plugins += [f"--{kind}_out=quiet:{OUT}" for kind in ("mypy", "mypy_grpc")]
     status: int = protoc.main(["protoc", f"-I{PROTO}", f"-I{well_known}", *plugins, *files])
     # Regular packages all the way down: type checkers and wheels need no
     # namespace-package rules then.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+
 from nodeagent.clock import SystemClock
 from nodeagent.engine.base import Engine, Golden
 from nodeagent.engine.local.engine import LocalEngine
@@ -23,7 +24,6 @@ from nodeagent.images import ImageStore
 from nodeagent.model import Image, Size
 from nodeagent.pool.provision import Guest, Provisioner
 from nodeagent.telemetry.metrics import Metrics
-
 from tests.framework.leaks import assert_nothing_left
 from tests.framework.node import BOOT, IMAGES, ROOT_TOKEN, NodeProcess, node_config
 
@@ -51,7 +51,7 @@ class Bench:
 def images() -> ImageStore:
     """The image store that `make images` made."""
     store = ImageStore(IMAGES)
-    assert [i.name for i in store.list()] == ["base", "rt"], "run: make images"
+    assert [i.name for i in store.all()] == ["base", "rt"], "run: make images"
     return store
 
 
@@ -76,7 +76,9 @@ def qemu_golden(images: ImageStore, work_dir: Path) -> Golden:
     async def make() -> Golden:
         engine = QemuEngine(BOOT, work_dir, accel="auto")
         await engine.prepare()
-        return await _provisioner(engine, work_dir).golden(images.resolve("rt"), Size.SMALL, work_dir / "golden")
+        return await _provisioner(engine, work_dir).golden(
+            images.resolve("rt"), Size.SMALL, work_dir / "golden"
+        )
 
     return asyncio.run(make())
 
@@ -135,7 +137,9 @@ async def vm_guest(request: pytest.FixtureRequest) -> AsyncIterator[Guest]:
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def node_any(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+def node_any(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NodeProcess]:
     """A node with a warm pool of `rt`, on each engine in turn; its root token is asked for."""
     yield from _node(request.param, tmp_path_factory)
 

@@ -16,7 +16,12 @@ _HEADER_MAGIC = 0x202
 _PAYLOAD_OFFSET = 0x248
 _PAYLOAD_LENGTH = 0x24C
 _SECTOR = 512
-_LZ4_LEGACY = b"\x02\x21\x4c\x18"
+_PACKERS = {
+    b"\x02\x21\x4c\x18": "lz4",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zX": "xz",
+    b"\x1f\x8b\x08\x00": "gzip",
+}
 _XEN = b"Xen\0"
 _PHYS32_ENTRY = 18
 _PT_NOTE = 4
@@ -34,14 +39,23 @@ def payload(image: bytes) -> bytes:
     return image[start : start + length]
 
 
-def vmlinux(image: bytes, unlz4: Callable[[bytes], bytes]) -> bytes:
-    """Returns the ELF kernel of a bzImage, checked. Raises: BootchainError."""
+def vmlinux(image: bytes, unpack: Callable[[str, bytes], bytes]) -> bytes:
+    """Returns the ELF kernel of a bzImage, checked.
+
+    Args:
+        image: the whole bzImage.
+        unpack: (packer, data) -> data, where packer is the name of the tool that made it.
+
+    Raises:
+        BootchainError: it is no bzImage, not packed in a known way, or cannot be booted directly.
+    """
     packed = payload(image)
-    if packed[:4] != _LZ4_LEGACY:
+    packer = _PACKERS.get(packed[:4])
+    if packer is None:
         raise BootchainError(f"the kernel is packed in a way not known here (magic {packed[:4].hex()})")
-    # The last four bytes are the unpacked size, not part of the stream.
-    kernel = unlz4(packed[:-4])
+    # The last four bytes are the unpacked size; only for gzip are they a part of the stream.
     (size,) = struct.unpack("<I", packed[-4:])
+    kernel = unpack(packer, packed if packer == "gzip" else packed[:-4])
     if len(kernel) != size:
         raise BootchainError(f"unpacked {len(kernel)} bytes of kernel, the image says {size}")
     if not has_pvh_entry(kernel):
@@ -53,10 +67,13 @@ def has_pvh_entry(elf: bytes) -> bool:
     """Says whether a 64-bit ELF has the note that PVH boot starts from."""
     if elf[:5] != b"\x7fELF\x02":
         return False
-    (table,) = struct.unpack_from("<Q", elf, 32)
-    entry_size, count = struct.unpack_from("<HH", elf, 54)
-    for index in range(count):
-        kind, _, offset, _, _, size = struct.unpack_from("<IIQQQQ", elf, table + index * entry_size)
+    try:
+        (table,) = struct.unpack_from("<Q", elf, 32)
+        entry_size, count = struct.unpack_from("<HH", elf, 54)
+        headers = [struct.unpack_from("<IIQQQQ", elf, table + index * entry_size) for index in range(count)]
+    except struct.error:
+        return False
+    for kind, _, offset, _, _, size in headers:
         if kind == _PT_NOTE and _has_note(elf[offset : offset + size]):
             return True
     return False

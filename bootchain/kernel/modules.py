@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import lzma
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 from bootchain.errors import BootchainError
 
-# All that a guest will ever have: the images carry no kernel package.
+# All that a guest will ever have: the images carry no kernel package. ext4 is built in.
 WANTED = (
     "virtio_pci",
     "virtio_blk",
@@ -18,7 +20,6 @@ WANTED = (
     "vmw_vsock_virtio_transport",
     "vsock_loopback",
     "virtio_rng",
-    "virtio_net",
 )
 _DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
 
@@ -36,21 +37,15 @@ def canonical(name: str) -> str:
 
 
 def load_order(
-    wanted: Iterable[str], needs: Mapping[str, tuple[str, ...]], builtin: frozenset[str]
+    wanted: Iterable[str], needs: Callable[[str], tuple[str, ...]], builtin: frozenset[str]
 ) -> list[str]:
-    """Returns modules to load, each after what it needs; built-in ones are left out.
-
-    Raises:
-        BootchainError: a module is neither there nor built in.
-    """
+    """Returns modules to load, each after what it needs; built-in ones are left out."""
     order: list[str] = []
 
     def visit(name: str) -> None:
         if name in builtin or name in order:
             return
-        if name not in needs:
-            raise BootchainError(f"the kernel package has no module {name}")
-        for other in needs[name]:
+        for other in needs(name):
             visit(other)
         order.append(name)
 
@@ -60,10 +55,25 @@ def load_order(
 
 
 def read(tree: Path, wanted: Iterable[str] = WANTED) -> list[tuple[str, bytes]]:
-    """Returns (name, contents) of the modules to load from an unpacked `lib/modules/<release>`."""
-    files = {canonical(path.stem): path for path in tree.rglob("*.ko")}
+    """Returns (name, contents) of the modules to load from an unpacked `lib/modules/<release>`.
+
+    The package has no modules.dep, which is made where a kernel is installed; what a
+    module needs stands in the module itself.
+
+    Raises:
+        BootchainError: a module is neither there nor built in.
+    """
+    files = {canonical(path.name.split(".")[0]): path for path in tree.rglob("*.ko*")}
     builtin = frozenset(
         canonical(Path(line).stem) for line in (tree / "modules.builtin").read_text().splitlines()
     )
-    needs = {name: depends(path.read_bytes()) for name, path in files.items()}
-    return [(name, files[name].read_bytes()) for name in load_order(wanted, needs, builtin)]
+
+    @cache
+    def contents(name: str) -> bytes:
+        path = files.get(name)
+        if path is None:
+            raise BootchainError(f"the kernel package has no module {name}")
+        return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+
+    order = load_order(wanted, lambda name: depends(contents(name)), builtin)
+    return [(name, contents(name)) for name in order]

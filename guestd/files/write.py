@@ -29,7 +29,8 @@ class AtomicFile:
             target = os.path.realpath(path)
             self._name = os.path.basename(target)  # noqa: PTH119 - bytes
             self._folder = os.open(
-                os.path.dirname(target), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # noqa: PTH120 - bytes
+                os.path.dirname(target),  # noqa: PTH120 - bytes
+                os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC,
             )
         except OSError as error:
             raise typed(error, path) from error

@@ -51,4 +51,3 @@ def environment(account: Account, extra: Mapping[str, str]) -> dict[str, str]:
         "SHELL": account.shell,
         **extra,
     }
-

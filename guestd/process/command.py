@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cocoon_rpc.errors import InvalidFieldError, ProgramNotExecutableError, ProgramNotFoundError
-
 from guestd.process.account import Account, environment, look_up
 
 _ARGV_LIMIT = 2 * 1024 * 1024
@@ -30,9 +29,7 @@ class Command:
     """Whether input follows; otherwise standard input is empty."""
 
 
-def prepare(
-    argv: Sequence[str], *, cwd: str, env: Mapping[str, str], user: str, stdin: bool
-) -> Command:
+def prepare(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], user: str, stdin: bool) -> Command:
     """Returns the checked command.
 
     Raises:

@@ -22,9 +22,7 @@ class SeenIds:
     def admit(self, exec_id: str) -> None:
         """Remembers an id. Raises: ExecIdReusedError if it is remembered already."""
         now = self._monotonic()
-        while self._seen and (
-            len(self._seen) >= MOST or next(iter(self._seen.values())) <= now - REMEMBER_S
-        ):
+        while self._seen and (len(self._seen) >= MOST or next(iter(self._seen.values())) <= now - REMEMBER_S):
             self._seen.popitem(last=False)
         if exec_id in self._seen:
             raise ExecIdReusedError(exec_id=exec_id)

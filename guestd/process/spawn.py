@@ -22,7 +22,6 @@ from cocoon_rpc.errors import (
     ProgramNotExecutableError,
     ProgramNotFoundError,
 )
-
 from guestd.process.command import Command
 
 _PIPE_BYTES = 256 * 1024
@@ -46,7 +45,8 @@ class Process:
         self._pidfd = os.pidfd_open(popen.pid)
         self.pid = popen.pid
         self.stdin = None if popen.stdin is None else popen.stdin.fileno()
-        assert popen.stdout is not None and popen.stderr is not None
+        assert popen.stdout is not None
+        assert popen.stderr is not None
         self.stdout = popen.stdout.fileno()
         self.stderr = popen.stderr.fileno()
         for fd in (self.stdin, self.stdout, self.stderr):

@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from cocoon.guest.v1 import file_service_pb2 as pb
 from cocoon.guest.v1 import file_service_pb2_grpc
 from cocoon_rpc.errors import InvalidFieldError, StreamMessageUnexpectedError, StreamStartRequiredError
 from cocoon_rpc.interceptors import Context
 from cocoon_rpc.scope import complete
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from guestd.files.paths import checked_path, open_regular, typed
 from guestd.files.write import AtomicFile
 
@@ -45,7 +45,7 @@ class FileService(file_service_pb2_grpc.FileServiceServicer):
             yield pb.ReadResponse(start=_start(facts))
             offset, sent = request.offset, 0
             # Files of /proc say 0 and have content: only their end ends them.
-            end = facts.st_size if facts.st_size else None
+            end = facts.st_size or None
             if request.HasField("length"):
                 wanted = offset + request.length
                 end = wanted if end is None else min(end, wanted)
@@ -102,7 +102,9 @@ class FileService(file_service_pb2_grpc.FileServiceServicer):
                     await self._run(file.append, b"".join(waiting))
                 return
             else:
-                raise StreamMessageUnexpectedError(got=kind or "nothing", rule="chunks follow start, then done")
+                raise StreamMessageUnexpectedError(
+                    got=kind or "nothing", rule="chunks follow start, then done"
+                )
         raise StreamMessageUnexpectedError(got="end of stream", rule="done comes last; nothing was changed")
 
     async def _run(self, work: Callable[..., _T], *arguments: object) -> _T:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from google.protobuf.duration_pb2 import Duration
+
 from cocoon.guest.v1 import guest_service_pb2 as pb
 from cocoon.guest.v1 import guest_service_pb2_grpc
 from cocoon_rpc.interceptors import Context
-from google.protobuf.duration_pb2 import Duration
-
 from guestd import __version__
 
 

@@ -10,7 +10,6 @@ from cocoon.guest.host.v1 import host_service_pb2 as pb
 from cocoon.guest.host.v1 import host_service_pb2_grpc
 from cocoon_rpc.errors import InvalidFieldError
 from cocoon_rpc.interceptors import Context
-
 from guestd import __version__
 from guestd.identity import Identity, Renewer
 

@@ -11,7 +11,6 @@ from cocoon.guest.v1 import process_service_pb2_grpc
 from cocoon_rpc.errors import InvalidFieldError, StreamMessageUnexpectedError, StreamStartRequiredError
 from cocoon_rpc.interceptors import Context, checked
 from cocoon_rpc.scope import complete
-
 from guestd.process.command import EXEC_ID, Command, prepare
 from guestd.process.exit import exit_message, signal_number
 from guestd.process.output import OutputReader
@@ -36,9 +35,7 @@ class ProcessService(process_service_pb2_grpc.ProcessServiceServicer):
         """Runs one program; writes to the context, so that its clean-up is this call's."""
         requests = checked(request_iterator)
         start = await _start(requests)
-        command = prepare(
-            start.argv, cwd=start.cwd, env=start.env, user=start.user, stdin=start.stdin
-        )
+        command = prepare(start.argv, cwd=start.cwd, env=start.env, user=start.user, stdin=start.stdin)
         timeout = _timeout(start)
         process = self._spawn(command, start.exec_id)
         self.running += 1
@@ -72,9 +69,7 @@ class _Run:
         self._ended = False
         self._timed_out = False
         self._offsets = {"stdout": 0, "stderr": 0}
-        self._reader = OutputReader(
-            {"stdout": process.stdout, "stderr": process.stderr}, lambda: self._ended
-        )
+        self._reader = OutputReader({"stdout": process.stdout, "stderr": process.stderr}, lambda: self._ended)
 
     async def stream(self, requests: AsyncIterator[pb.ExecRequest], context: Context) -> None:
         """Carries input and output until the exit was written."""
@@ -126,9 +121,13 @@ class _Run:
                 if not self._ended:
                     self._process.signal_group(number)
             elif kind == "stdin":
-                raise StreamMessageUnexpectedError(got=kind, rule="input needs start.stdin and ends with stdin_close")
+                raise StreamMessageUnexpectedError(
+                    got=kind, rule="input needs start.stdin and ends with stdin_close"
+                )
             else:
-                raise StreamMessageUnexpectedError(got=kind or "nothing", rule="start comes once, as the first")
+                raise StreamMessageUnexpectedError(
+                    got=kind or "nothing", rule="start comes once, as the first"
+                )
         self._process.close_stdin()
 
     async def _write(self, data: bytes) -> None:
@@ -171,4 +170,3 @@ async def _writable(fd: int) -> None:
         await ready.wait()
     finally:
         loop.remove_writer(fd)
-

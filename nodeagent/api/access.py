@@ -15,11 +15,11 @@ from typing import Any
 
 import grpc
 import grpc.aio
+
 from cocoon.types.v1 import options_pb2
 from cocoon_rpc.auth import auth_rule, bearer
 from cocoon_rpc.errors import SandboxNotFoundError, TokenRejectedError
-from cocoon_rpc.interceptors import Context, wrap
-
+from cocoon_rpc.interceptors import Context, Handler, wrap
 from nodeagent.claims.ids import token_sha256
 from nodeagent.telemetry.metrics import Metrics
 
@@ -95,13 +95,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         """Takes who decides and who counts."""
         self._access = access
         self._metrics = metrics
-        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+        self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
+    ) -> Handler | None:
         """Returns the wrapped handler; made on a method's first call."""
         method = handler_call_details.method
         wrapped = self._wrapped.get(method)

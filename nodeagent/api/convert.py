@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from cocoon.node.v1 import node_service_pb2, pool_service_pb2
-from cocoon.types.v1 import sandbox_pb2
-from cocoon_rpc.errors import InvalidFieldError
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from cocoon.node.v1 import node_service_pb2, pool_service_pb2
+from cocoon.types.v1 import sandbox_pb2
+from cocoon_rpc.errors import InvalidFieldError
 from nodeagent.claims.ids import ID_PATTERN
 from nodeagent.claims.manager import Claim
 from nodeagent.clock import Clock

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import nodeagent
 from cocoon.node.v1 import node_service_pb2 as pb
 from cocoon.node.v1 import node_service_pb2_grpc
 from cocoon_rpc.interceptors import Context
-
-import nodeagent
 from nodeagent.api import convert
 from nodeagent.claims.manager import ClaimManager
 from nodeagent.clock import Clock
@@ -54,7 +53,7 @@ class NodeService(node_service_pb2_grpc.NodeServiceServicer):
             ),
             claimed=self._claims.claimed,
             pools=[convert.pool(p, self._clock) for p in self._pools.list()],
-            templates=[pb.Template(template=i.name, digest=i.digest) for i in self._images.list()],
+            templates=[pb.Template(template=i.name, digest=i.digest) for i in self._images.all()],
             capacity=pb.Capacity(
                 at_capacity=parked,
                 cause=capacity.cause if parked else "",

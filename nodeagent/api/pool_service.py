@@ -10,7 +10,6 @@ from cocoon.node.v1 import pool_service_pb2_grpc
 from cocoon.types.v1 import sandbox_pb2
 from cocoon_rpc.errors import InvalidFieldError, LaneUnavailableError, RequestIdReusedError
 from cocoon_rpc.interceptors import Context
-
 from nodeagent.api import convert
 from nodeagent.clock import Clock
 from nodeagent.images import ImageStore
@@ -48,9 +47,7 @@ class PoolService(pool_service_pb2_grpc.PoolServiceServicer):
         self._pools.set((key, image, warm) for key, (image, warm) in wanted.items())
         return pb.SetResponse(pools=[convert.pool(p, self._clock) for p in self._pools.list()])
 
-    async def List(
-        self, request: pb.PoolServiceListRequest, context: Context
-    ) -> pb.PoolServiceListResponse:
+    async def List(self, request: pb.PoolServiceListRequest, context: Context) -> pb.PoolServiceListResponse:
         """Lists the pools."""
         shown, token = convert.page(self._pools.list(), request.page_size, request.page_token)
         return pb.PoolServiceListResponse(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from cocoon.node.v1 import sandbox_service_pb2 as pb
 from cocoon.node.v1 import sandbox_service_pb2_grpc
+from cocoon.types.v1 import sandbox_pb2
 from cocoon_rpc.interceptors import Context
-
 from nodeagent.api import convert
 from nodeagent.api.access import caller
-from nodeagent.claims.manager import Claim, ClaimAsk, ClaimManager
+from nodeagent.claims import manager as claims
+from nodeagent.claims.manager import ClaimAsk, ClaimManager
 
 
 class SandboxService(sandbox_service_pb2_grpc.SandboxServiceServicer):
@@ -57,5 +58,5 @@ class SandboxService(sandbox_service_pb2_grpc.SandboxServiceServicer):
         await self._claims.release(sandbox_id)
         return pb.ReleaseResponse()
 
-    def _sandbox(self, claim: Claim) -> convert.sandbox_pb2.Sandbox:
+    def _sandbox(self, claim: claims.Claim) -> sandbox_pb2.Sandbox:
         return convert.sandbox(claim, self._node_id, self._guest_endpoint)

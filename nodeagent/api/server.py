@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import grpc.aio
+from google.protobuf.descriptor import FileDescriptor
+from google.rpc import error_details_pb2 as rpc_details_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
 from cocoon.guest.v1 import file_service_pb2, guest_service_pb2, process_service_pb2
 from cocoon.node.v1 import (
     node_service_pb2,
@@ -14,11 +19,6 @@ from cocoon.node.v1 import (
 )
 from cocoon.types.v1 import error_details_pb2, options_pb2
 from cocoon_rpc.auth import auth_rule
-from google.protobuf.descriptor import FileDescriptor
-from google.rpc import error_details_pb2 as rpc_details_pb2
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
 from nodeagent.api.access import AccessInterceptor
 from nodeagent.api.node_service import NodeService
 from nodeagent.api.pool_service import PoolService
@@ -76,9 +76,7 @@ async def add_services(
     names = [*_services(_NODE_FILES), *_services(_GUEST_FILES)]
     for name in ("", *names):
         await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection(
-        (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-    )
+    reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     # Last: it answers for every method that nobody above serves.
     server.add_generic_rpc_handlers((relay,))
 

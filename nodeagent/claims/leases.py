@@ -7,7 +7,6 @@ import heapq
 from collections.abc import Awaitable, Callable
 
 from cocoon_rpc.errors import InvalidFieldError
-
 from nodeagent.clock import Clock
 
 DEFAULT_TTL_NS = 5 * 60 * 10**9

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
+
+from cocoon.types.v1 import sandbox_pb2
 from cocoon_rpc.errors import (
     ClaimLimitReachedError,
     LaneUnavailableError,
@@ -25,8 +27,6 @@ from cocoon_rpc.errors import (
     RequestIdReusedError,
     SandboxNotFoundError,
 )
-from cocoon.types.v1 import sandbox_pb2
-
 from nodeagent.claims import ids
 from nodeagent.claims.leases import LeaseQueue, granted_ttl_ns
 from nodeagent.claims.state import Event, State, step
@@ -82,6 +82,9 @@ class Granted:
     token: str
 
 
+_Outcome = Granted | Exception
+
+
 class ClaimManager:
     """All claims of a node. `run` is its scope."""
 
@@ -112,7 +115,7 @@ class ClaimManager:
         self._claims: dict[str, Claim] = {}
         self._by_token: dict[bytes, str] = {}
         self._leases = LeaseQueue(clock)
-        self._answers: dict[str, tuple[bytes, asyncio.Future[Granted]]] = {}
+        self._answers: dict[str, tuple[bytes, asyncio.Future[_Outcome]]] = {}
         self._pending = 0
         self._group: asyncio.TaskGroup | None = None
 
@@ -355,9 +358,6 @@ class ClaimManager:
                 for request_id, (content, work) in self._answers.items()
                 if not work.done() or _is_live(work, live)
             }
-
-
-_Outcome = Granted | Exception
 
 
 async def _outcome(work: Coroutine[Any, Any, Granted]) -> _Outcome:

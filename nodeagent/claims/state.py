@@ -1,4 +1,4 @@
-"""The life of a sandbox as a pure function: state × event → state.
+"""The life of a sandbox as a pure function: (state, event) → state.
 
 What is not in the table is not allowed, and says which states are.
 """
@@ -35,11 +35,7 @@ class Event(enum.Enum):
 _TABLE = {
     (State.RUNNING, Event.CALL): State.RUNNING,
     (State.RUNNING, Event.DIE): State.FAILED,
-    **{
-        (state, event): State.GONE
-        for state in State
-        for event in (Event.RELEASE, Event.EXPIRE, Event.STOP)
-    },
+    **{(state, event): State.GONE for state in State for event in (Event.RELEASE, Event.EXPIRE, Event.STOP)},
 }
 
 
@@ -53,6 +49,4 @@ def step(sandbox: str, state: State, event: Event) -> State:
         return _TABLE[state, event]
     except KeyError:
         allowed = [s.value for s in State if (s, event) in _TABLE]
-        raise SandboxStateConflictError(
-            sandbox=sandbox, state=state.value, allowed_states=allowed
-        ) from None
+        raise SandboxStateConflictError(sandbox=sandbox, state=state.value, allowed_states=allowed) from None

@@ -56,7 +56,11 @@ class Child:
 
 
 def start(
-    argv: Sequence[str], *, log: Path, inherit: Mapping[int, int] | None = None, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    *,
+    log: Path,
+    inherit: Mapping[int, int] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Child:
     """Starts a program in a session of its own; its output goes to `log`.
 
@@ -72,11 +76,21 @@ def start(
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)]
+        actions = [
+            (os.POSIX_SPAWN_DUP2, null, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
+        ]
         actions += [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in (inherit or {}).items()]
         environment = dict(env or {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})
         pid = os.posix_spawn(
-            argv[0], list(argv), environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=(signal.SIGPIPE,)
+            argv[0],
+            list(argv),
+            environment,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=(signal.SIGPIPE,),
         )
     finally:
         os.close(output)
@@ -105,7 +119,9 @@ async def run_tool(argv: Sequence[str], *, log: Path, limit_s: float) -> str:
             raise ProvisionFailedError(stage="prepare", cause=f"{argv[0]}: {tail(log) or 'failed'}")
         return log.read_text(errors="replace")
     except TimeoutError:
-        raise ProvisionFailedError(stage="prepare", cause=f"{argv[0]} took longer than {limit_s:.0f} s") from None
+        raise ProvisionFailedError(
+            stage="prepare", cause=f"{argv[0]} took longer than {limit_s:.0f} s"
+        ) from None
     finally:
         log.unlink(missing_ok=True)
 

@@ -70,7 +70,9 @@ class GuestLink:
         else:
             target = self._path
             if len(str(target).encode()) > _PATH_LIMIT:
-                raise OSError(f"{target}: unix sockets have at most {_PATH_LIMIT} bytes; use a shorter data_dir")
+                raise OSError(
+                    f"{target}: unix sockets have at most {_PATH_LIMIT} bytes; use a shorter data_dir"
+                )
             self._server = await asyncio.start_unix_server(self._serve, str(target), limit=_CHUNK)
             target.chmod(0o600)
         self._channel = grpc.aio.insecure_channel(f"unix:{target.absolute()}", options=CHANNEL_OPTIONS)

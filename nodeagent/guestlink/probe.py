@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from cocoon.guest.host.v1 import host_service_pb2 as pb
 from cocoon.guest.host.v1 import host_service_pb2_grpc
 from cocoon_rpc.errors import CocoonError, GuestUnreachableError, ProvisionFailedError, from_rpc_error
-from google.protobuf.timestamp_pb2 import Timestamp
 
 _ENTROPY_BYTES = 64
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
+
 from cocoon_rpc.auth import method_descriptor
 from cocoon_rpc.errors import GuestUnreachableError, MethodNotRelayedError
-from cocoon_rpc.interceptors import Context
+from cocoon_rpc.interceptors import Context, Handler
 
 PACKAGE = "cocoon.guest.v1"
 _HOP_KEYS = frozenset({"authorization", "cocoon-sandbox-id", "user-agent"})
@@ -25,15 +26,15 @@ Route = Callable[[Any], tuple[str, grpc.aio.Channel]]
 """Metadata of a call → (sandbox name, channel to its guest); raises CocoonError."""
 
 
-class GuestRelay(grpc.GenericRpcHandler):  # type: ignore[misc]
+class GuestRelay(grpc.GenericRpcHandler):
     """Serves every guest method by relaying it."""
 
     def __init__(self, route: Route) -> None:
         """Takes the look-up of a call's guest."""
         self._route = route
-        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+        self._handlers: dict[str, Handler] = {}
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
         """Returns the relaying handler of a method, made on its first call."""
         method = handler_call_details.method
         handler = self._handlers.get(method)
@@ -45,14 +46,15 @@ class GuestRelay(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._handlers[method] = handler
         return handler
 
-    def _handler(self, method: str, client_streams: bool, server_streams: bool) -> grpc.RpcMethodHandler:
+    def _handler(self, method: str, client_streams: bool, server_streams: bool) -> Handler:
         route = self._route
         if not client_streams and not server_streams:
 
             async def unary(request: bytes, context: Context) -> bytes:
                 metadata = context.invocation_metadata() or ()
                 sandbox, channel = route(metadata)
-                call = channel.unary_unary(method)(request, metadata=_forward(metadata), timeout=_left(context))
+                method_call: Any = channel.unary_unary(method)
+                call = method_call(request, metadata=_forward(metadata), timeout=_left(context))
                 try:
                     response: bytes = await call
                 except grpc.aio.AioRpcError as error:
@@ -67,7 +69,8 @@ class GuestRelay(grpc.GenericRpcHandler):  # type: ignore[misc]
             metadata = context.invocation_metadata() or ()
             sandbox, channel = route(metadata)
             source = requests if client_streams else _once(requests)
-            call = channel.stream_stream(method)(source, metadata=_forward(metadata), timeout=_left(context))
+            method_call: Any = channel.stream_stream(method)
+            call = method_call(source, metadata=_forward(metadata), timeout=_left(context))
             try:
                 async for response in call:
                     yield response
@@ -113,7 +116,7 @@ def _forward(metadata: Any) -> tuple[tuple[str, Any], ...]:
 
 def _left(context: Context) -> float | None:
     """Returns the seconds until the caller's deadline; grpc says a huge number for none."""
-    left = context.time_remaining()
+    left: float | None = context.time_remaining()
     return left if left is not None and left < 10**8 else None
 
 

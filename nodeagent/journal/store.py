@@ -168,7 +168,9 @@ class Journal:
     def forget_before(self, limit_ns: int) -> list[str]:
         """Drops ended claims and request ids older than `limit_ns`; returns the claims' ids."""
         with self._transaction():
-            gone = self._db.execute("DELETE FROM claims WHERE end_ns < ? RETURNING id", (limit_ns,)).fetchall()
+            gone = self._db.execute(
+                "DELETE FROM claims WHERE end_ns < ? RETURNING id", (limit_ns,)
+            ).fetchall()
             self._db.execute("DELETE FROM requests WHERE made_ns < ?", (limit_ns,))
         return [row[0] for row in gone]
 

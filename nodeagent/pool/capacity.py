@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cocoon_rpc.errors import NodeAtCapacityError
-
 from nodeagent.clock import Clock
 from nodeagent.pool.target import CAPACITY_PAUSE_S
 

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
-from cocoon_rpc.errors import CocoonError, NodeAtCapacityError
 
+from cocoon_rpc.errors import CocoonError, NodeAtCapacityError
 from nodeagent.clock import Clock
 from nodeagent.engine.base import Golden
 from nodeagent.model import Image, PoolKey
@@ -187,9 +187,11 @@ class Pool:
             self.last_error = error.message
             if isinstance(error, NodeAtCapacityError):
                 self._capacity.exhausted(error)
-            _log.warning("provision_failed", pool=str(self.key), reason=error.reason_name(), cause=error.message)
+            _log.warning(
+                "provision_failed", pool=str(self.key), reason=error.reason_name(), cause=error.message
+            )
             return False
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a bug must not end the pool; the log has it
             self.last_error = "internal error; see the node's log"
             _log.exception("provision_failed", pool=str(self.key), error=str(error))
             return False

@@ -56,7 +56,9 @@ class Pools:
 
     def list(self) -> list[Pool]:
         """Returns the pools, sorted by template, net and size."""
-        return sorted(self._pools.values(), key=lambda p: (p.key.template, p.key.net.value, p.key.size.memory_bytes))
+        return sorted(
+            self._pools.values(), key=lambda p: (p.key.template, p.key.net.value, p.key.size.memory_bytes)
+        )
 
     def set(self, wanted: Iterable[tuple[PoolKey, Image, int]]) -> None:
         """Declares the pools: new ones start, changed ones adapt, others drain.
@@ -69,9 +71,8 @@ class Pools:
                 del self._pools[key]
                 self._changed.set()
         for key, (image, target) in declared.items():
-            pool = self._pools.get(key)
-            if pool is not None:
-                pool.retarget(target)
+            if key in self._pools:
+                self._pools[key].retarget(target)
                 continue
             self._pools[key] = Pool(
                 key,

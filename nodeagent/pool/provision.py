@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cocoon_rpc.errors import CocoonError, GuestUnreachableError, ProvisionFailedError
-
-from nodeagent.clock import Clock
 from cocoon_rpc.scope import complete
+from nodeagent.clock import Clock
 from nodeagent.engine.base import Engine, Golden, Machine, MachineSpec
 from nodeagent.guestlink.link import GuestLink
 from nodeagent.guestlink.probe import Identity, renew_identity, wait_ready

@@ -12,8 +12,9 @@ import sys
 from typing import Any
 
 import structlog
-from cocoon.types.v1 import options_pb2
 from google.protobuf.message import Message
+
+from cocoon.types.v1 import options_pb2
 
 _SHARED: list[Any] = [
     structlog.contextvars.merge_contextvars,
@@ -53,7 +54,7 @@ def loggable(message: Message) -> dict[str, Any]:
     """Returns a message's set fields for the log, without secrets."""
     facts: dict[str, Any] = {}
     for field, value in message.ListFields():
-        if field.GetOptions().Extensions[options_pb2.secret]:  # type: ignore[index]
+        if field.GetOptions().Extensions[options_pb2.secret]:
             continue
         if isinstance(value, Message):
             facts[field.name] = loggable(value)

@@ -21,13 +21,19 @@ def parse_address(addr: str) -> tuple[str, bool]:
     Raises:
         ValueError: not `host:port` or an http(s) origin.
     """
-    first = addr.split(",")[0].strip()
+    first = addr.split(",", maxsplit=1)[0].strip()
     if not first or any(not c.isprintable() or c.isspace() for c in first):
         raise ValueError(f"not an address: {addr!r}")
     parts = urlsplit(first if "://" in first else f"//{first}")
     if parts.scheme not in {"", "http", "https"}:
         raise ValueError(f"not an http(s) origin: {addr!r}")
-    if parts.path not in {"", "/"} or parts.query or parts.fragment or parts.username is not None or "@" in first:
+    if (
+        parts.path not in {"", "/"}
+        or parts.query
+        or parts.fragment
+        or parts.username is not None
+        or "@" in first
+    ):
         raise ValueError(f"an address has no path, query or user: {addr!r}")
     port = parts.port  # raises ValueError beyond 65535
     if port is None and parts.scheme:

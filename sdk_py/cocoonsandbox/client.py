@@ -10,11 +10,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
-from cocoon.node.v1 import node_service_pb2, node_service_pb2_grpc, sandbox_service_pb2, sandbox_service_pb2_grpc
-from cocoon.types.v1 import sandbox_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 
+from cocoon.node.v1 import (
+    node_service_pb2,
+    node_service_pb2_grpc,
+    sandbox_service_pb2,
+    sandbox_service_pb2_grpc,
+)
+from cocoon.types.v1 import sandbox_pb2
 from cocoonsandbox._transport import Channels, parse_address
 from cocoonsandbox.errors import APIError, SandboxTimeout, from_node
 from cocoonsandbox.sandbox import Sandbox
@@ -121,7 +126,7 @@ class Client:
         )
         response = self._claim(request, time.monotonic() + self.timeout if deadline is None else deadline)
         sandbox = Sandbox(self, self._addr, response.sandbox.name.removeprefix("sandboxes/"), response.token)
-        sandbox._describe(response.sandbox)  # noqa: SLF001 - one package
+        sandbox._describe(response.sandbox)
         return sandbox
 
     def _claim(
@@ -168,7 +173,11 @@ class Client:
         """Returns what the node is and does, as a dictionary. Raises: APIError, SandboxTimeout."""
         stub = node_service_pb2_grpc.NodeServiceStub(self.channels.get(self._addr))
         try:
-            answer = stub.GetInfo(node_service_pb2.GetInfoRequest(), metadata=self._metadata, timeout=self.timeout)
+            answer = stub.GetInfo(
+                node_service_pb2.GetInfoRequest(), metadata=self._metadata, timeout=self.timeout
+            )
         except grpc.RpcError as error:
             raise from_node("info", error) from error
-        return MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        return MessageToDict(
+            answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )

@@ -16,6 +16,7 @@ names without prefix, e.g. "SANDBOX_NOT_FOUND"; "" when the peer gave none.
 from __future__ import annotations
 
 import grpc
+
 from cocoon_rpc.errors import CocoonError, from_rpc_error
 
 # What a status would be over HTTP; 0 = the transport, not the node, failed.
@@ -84,7 +85,9 @@ class APIError(SandboxError):
 class SilkdError(SandboxError):
     """The guest refused; kind is bad_request, not_found, unimplemented or internal."""
 
-    def __init__(self, kind: str, message: str, *, reason: str = "", metadata: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, kind: str, message: str, *, reason: str = "", metadata: dict[str, str] | None = None
+    ) -> None:
         """Takes the kind, the text, and the contract's facts."""
         super().__init__(f"{kind}: {message}")
         self.kind = kind
@@ -123,7 +126,11 @@ def from_node(verb: str, error: grpc.RpcError) -> SandboxError:
         )
     if known.code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return SandboxTimeout(f"{verb}: no answer in time")
-    transport = known.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED}
+    transport = known.code in {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.CANCELLED,
+    }
     return APIError(verb, 0 if transport else _STATUS.get(known.code, 500), known.message)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import grpc
+
 from cocoon.guest.v1 import file_service_pb2 as pb
 from cocoon.guest.v1 import file_service_pb2_grpc
-
 from cocoonsandbox.errors import ProtocolError, from_guest
 
 _CHUNK = 256 * 1024
@@ -46,7 +46,9 @@ def read(channel: grpc.Channel, metadata: Metadata, path: str, timeout: float) -
             elif kind == "done":
                 content = b"".join(parts)
                 if len(content) != response.done.sent_bytes:
-                    raise ProtocolError(f"read_file: {len(content)} bytes came, {response.done.sent_bytes} were sent")
+                    raise ProtocolError(
+                        f"read_file: {len(content)} bytes came, {response.done.sent_bytes} were sent"
+                    )
                 return content
     except grpc.RpcError as error:
         raise from_guest("read_file", error) from error

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import grpc
-from cocoon.guest.v1 import process_service_pb2 as pb
-from cocoon.guest.v1 import process_service_pb2_grpc
 from google.protobuf.duration_pb2 import Duration
 
+from cocoon.guest.v1 import process_service_pb2 as pb
+from cocoon.guest.v1 import process_service_pb2_grpc
 from cocoonsandbox.errors import ProtocolError, SandboxTimeout, from_guest
 
 _CHUNK = 256 * 1024
@@ -52,11 +52,13 @@ def run(
     ended = threading.Event()
     requests = _requests(start, stdin, ended)
     limit = None if timeout is None else timeout + _TIMEOUT_SLACK_S
-    call = process_service_pb2_grpc.ProcessServiceStub(channel).Exec(requests, metadata=metadata, timeout=limit)
+    call = process_service_pb2_grpc.ProcessServiceStub(channel).Exec(
+        requests, metadata=metadata, timeout=limit
+    )
     try:
         return _follow(call, on_stdout, on_stderr, timeout)
     except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # type: ignore[attr-defined]
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise SandboxTimeout(f"exec: no end within {timeout} s") from error
         raise from_guest("exec", error) from error
     finally:

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import grpc
+
 from cocoon.node.v1 import sandbox_service_pb2 as pb
 from cocoon.node.v1 import sandbox_service_pb2_grpc
 from cocoon.types.v1 import sandbox_pb2
 from cocoon_rpc.auth import guest_metadata
-
 from cocoonsandbox import files, process
 from cocoonsandbox.errors import APIError, ExitError, SandboxError, from_node
 from cocoonsandbox.process import Input, OnBytes

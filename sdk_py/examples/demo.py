@@ -54,15 +54,17 @@ STOP_LIMIT_S = 30
 
 def main() -> int:
     """Runs the demo; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Shows a cold, a clone and a warm claim on a node of its own.")
+    parser = argparse.ArgumentParser(
+        description="Shows a cold, a clone and a warm claim on a node of its own."
+    )
     parser.add_argument("--images", type=Path, default=Path("build/images"), help="image store")
     parser.add_argument("--boot", type=Path, default=Path("build/boot"), help="kernel and initramfs")
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="cocoon-demo-"))
     try:
-        with node(directory, arguments.images.absolute(), arguments.boot.absolute()) as address:
-            with Client(address) as client:
-                show(client)
+        images, boot = arguments.images.absolute(), arguments.boot.absolute()
+        with node(directory, images, boot) as address, Client(address) as client:
+            show(client)
         prove_clean(directory / "data")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -82,7 +84,9 @@ def show(client: Client) -> None:
         work(warm)
         # The pool of `base` keeps a golden and no warm machines.
         with claim(client, "base", "clone") as clone:
-            print(f"  the clone is {clone.exec('hostname').strip()}, the first {warm.exec('hostname').strip()}")
+            print(
+                f"  the clone is {clone.exec('hostname').strip()}, the first {warm.exec('hostname').strip()}"
+            )
 
 
 def work(sandbox: Sandbox) -> None:
@@ -107,7 +111,9 @@ def claim(client: Client, template: str, tier: str) -> Sandbox:
     sandbox = client.new(template)
     seen = (time.perf_counter() - began) * 1000
     inside = sandbox.provision_seconds * 1000
-    print(f"claim {template}: {sandbox.tier:5}  {seen:9.2f} ms here, {inside:9.2f} ms in the node  {sandbox.id}")
+    print(
+        f"claim {template}: {sandbox.tier:5}  {seen:9.2f} ms here, {inside:9.2f} ms in the node  {sandbox.id}"
+    )
     if sandbox.tier != tier:
         sandbox.close()
         check(False, f"the claim was {sandbox.tier}, not {tier}")
@@ -120,7 +126,8 @@ def wait_for_pools(client: Client) -> None:
     while time.monotonic() - began < POOL_LIMIT_S:
         pools = client.info()["pools"]
         line = "; ".join(
-            f"{p['spec']['template']}: golden {word(p['golden'])}, {p['warm']} of {p['spec']['warm']} warm" for p in pools
+            f"{p['spec']['template']}: golden {word(p['golden'])}, {p['warm']} of {p['spec']['warm']} warm"
+            for p in pools
         )
         if line != shown:
             print(f"pools  {line}  (+{time.monotonic() - began:.1f} s)", flush=True)
@@ -140,7 +147,9 @@ def node(directory: Path, images: Path, boot: Path) -> Iterator[str]:
     log = directory / "node.log"
     print("starting a node (the first start probes KVM by booting a guest) …", flush=True)
     with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", "nodeagent", "--config", str(config)], stderr=output)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nodeagent", "--config", str(config)], stderr=output
+        )
     try:
         yield address_of(process, log)
     except BaseException:

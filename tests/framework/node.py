@@ -23,7 +23,11 @@ STOP_LIMIT_S = 30.0
 
 
 def node_config(
-    data_dir: Path, engine: str, pools: tuple[tuple[str, int], ...] = (), token: Path | None = None, **extra: Any
+    data_dir: Path,
+    engine: str,
+    pools: tuple[tuple[str, int], ...] = (),
+    token: Path | None = None,
+    **extra: Any,
 ) -> str:
     """Returns the TOML of a test node; `pools` are (template, warm)."""
     lines = {

@@ -15,9 +15,13 @@ import signal
 import sys
 from pathlib import Path
 
-from cocoon_rpc.errors import CapabilityMissingError, ImageMissingError, NodeAtCapacityError, ProvisionFailedError
+from cocoon_rpc.errors import (
+    CapabilityMissingError,
+    ImageMissingError,
+    NodeAtCapacityError,
+    ProvisionFailedError,
+)
 from cocoon_rpc.scope import complete
-
 from nodeagent.engine.base import EngineFacts, Golden, Machine, MachineSpec
 from nodeagent.engine.child import Child, end_recorded, start, tail
 from nodeagent.engine.local import launcher
@@ -48,7 +52,7 @@ class LocalMachine:
 
     @property
     def lane(self) -> UnixLane:
-        """guestd's own socket."""
+        """Guestd's own socket."""
         return UnixLane(self._spec.directory / "share" / "guestd.sock")
 
     async def pause(self) -> None:
@@ -91,11 +95,14 @@ class LocalEngine:
     async def prepare(self) -> EngineFacts:
         """Checks that the host can make namespaces and mounts."""
         if os.geteuid():
-            raise ProvisionFailedError(stage="prepare", cause="engine local needs root for namespaces and mounts")
+            raise ProvisionFailedError(
+                stage="prepare", cause="engine local needs root for namespaces and mounts"
+            )
         for tool in ("unshare", "mount", "ip"):
             if shutil.which(tool) is None:
                 raise ProvisionFailedError(
-                    stage="prepare", cause=f"{tool} is not installed; run: apt-get install util-linux iproute2 mount"
+                    stage="prepare",
+                    cause=f"{tool} is not installed; run: apt-get install util-linux iproute2 mount",
                 )
         return EngineFacts("local", "1", Accelerator.NONE, Isolation.NONE, snapshots=False)
 

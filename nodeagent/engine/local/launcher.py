@@ -25,7 +25,14 @@ GUESTD = (
     "/usr/bin/python3", "-I", "-S", "-B", "/opt/guestd",
     "--socket", "/run/cocoon/guestd.sock", "--no-bridge", "--identity", "namespace",
 )  # fmt: skip
-_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
@@ -37,7 +44,8 @@ def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -
 
 def build_root(directory: str, layers: list[str]) -> str:
     """Returns the mounted root of the machine."""
-    root, lowers = f"{directory}/root", []
+    root = f"{directory}/root"
+    lowers: list[str] = []
     for index, layer in enumerate(layers):
         lower = f"{directory}/layers/{index}"
         os.makedirs(lower)
@@ -53,10 +61,18 @@ def build_root(directory: str, layers: list[str]) -> str:
     mount("tmpfs", f"{root}/dev", "tmpfs", _MS_NOSUID, "mode=0755")
     for name, (major, minor) in _DEVICES.items():
         os.mknod(f"{root}/dev/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
-        os.chmod(f"{root}/dev/{name}", 0o666)  # noqa: PTH101 - no umask
-    mount("devpts", f"{root}/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+        os.chmod(f"{root}/dev/{name}", 0o666)
+    mount(
+        "devpts", f"{root}/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620"
+    )
     mount("tmpfs", f"{root}/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
-    for link, target in (("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+    for link, target in (
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ):
         os.symlink(target, f"{root}/dev/{link}")
     # The one place that host and guest share: guestd's socket.
     mount(f"{directory}/share", f"{root}/run/cocoon", "", _MS_BIND)

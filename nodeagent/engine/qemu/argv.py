@@ -15,6 +15,8 @@ from nodeagent.guestlink.lanes import SERIAL_PORT_NAME
 from nodeagent.model import Accelerator, Size
 
 CONSOLE_BYTES = 65536
+# Devices of the board that no guest of ours uses.
+_TRIMMED = "usb=off,vmport=off,smm=off,hpet=off,sata=off,smbus=off,graphics=off"
 QMP_FD = 20
 STATE_FD = 21
 
@@ -55,7 +57,7 @@ def build(
         qemu,
         "-name", machine_id,
         "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-        "-machine", "q35,memory-backend=ram,usb=off,vmport=off,smm=off,hpet=off,sata=off,smbus=off,graphics=off",
+        "-machine", f"q35,memory-backend=ram,{_TRIMMED}",
         "-accel", "kvm" if accelerator is Accelerator.KVM else "tcg,thread=multi",
         "-cpu", "host" if accelerator is Accelerator.KVM else "max",
         "-smp", str(size.cpus),
@@ -98,7 +100,9 @@ def _memory(memory: Memory, size: Size) -> str:
     if memory.path is None:
         return f"memory-backend-ram,id=ram,size={size.memory_bytes}"
     shared = "on" if memory.shared else "off"
-    return f"memory-backend-file,id=ram,size={size.memory_bytes},mem-path={_quoted(memory.path)},share={shared}"
+    return (
+        f"memory-backend-file,id=ram,size={size.memory_bytes},mem-path={_quoted(memory.path)},share={shared}"
+    )
 
 
 def _disk(serial: str, path: Path, kind: str, options: str) -> list[str]:

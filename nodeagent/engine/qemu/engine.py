@@ -23,7 +23,6 @@ from cocoon_rpc.errors import (
     ProvisionFailedError,
 )
 from cocoon_rpc.scope import complete
-
 from nodeagent.engine.base import EngineFacts, Golden, Machine, MachineSpec
 from nodeagent.engine.child import end_recorded, pair, run_tool, start
 from nodeagent.engine.qemu import accel, argv, disks
@@ -61,7 +60,8 @@ class QemuEngine:
         self._qemu = shutil.which(BINARY) or ""
         if not self._qemu:
             raise ProvisionFailedError(
-                stage="prepare", cause=f"{BINARY} is not installed; run: apt-get install qemu-system-x86 qemu-utils"
+                stage="prepare",
+                cause=f"{BINARY} is not installed; run: apt-get install qemu-system-x86 qemu-utils",
             )
         version = await self._version()
         await disks.make_blank(self._blank)

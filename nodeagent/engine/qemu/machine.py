@@ -9,7 +9,6 @@ from pathlib import Path
 
 from cocoon_rpc.errors import CocoonError, NodeAtCapacityError, ProvisionFailedError
 from cocoon_rpc.scope import complete
-
 from nodeagent.engine.base import MachineSpec
 from nodeagent.engine.child import Child, printable, tail
 from nodeagent.engine.qemu.argv import CONSOLE_BYTES
@@ -26,7 +25,7 @@ class QemuMachine:
     """A machine; see `nodeagent.engine.base.Machine`."""
 
     def __init__(self, spec: MachineSpec, child: Child, monitor: Monitor, *, captured: bool) -> None:
-        """Takes a started process and its monitor; `captured`: its memory is a golden's file in the making."""
+        """Takes a started process and its monitor; `captured`: its memory is a file to be."""
         self.spec = spec
         self.monitor = monitor
         self.can_capture = captured

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from cocoon.types.v1 import options_pb2
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import MethodDescriptor
+
+from cocoon.types.v1 import options_pb2
 
 SANDBOX_KEY = "cocoon-sandbox-id"
 AUTHORIZATION_KEY = "authorization"
@@ -33,7 +34,7 @@ def method_descriptor(method: str) -> MethodDescriptor | None:
     """Returns the descriptor of `/package.Service/Method`, if it is loaded."""
     service, _, name = method.removeprefix("/").rpartition("/")
     try:
-        found = descriptor_pool.Default().FindServiceByName(service)  # type: ignore[no-untyped-call]
+        found = descriptor_pool.Default().FindServiceByName(service)
     except KeyError:
         return None
     result: MethodDescriptor | None = found.methods_by_name.get(name)

@@ -19,12 +19,13 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import grpc
-from cocoon.types.v1 import error_details_pb2 as details
-from cocoon.types.v1.error_reason_pb2 import ErrorReason
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
+
+from cocoon.types.v1 import error_details_pb2 as details
+from cocoon.types.v1.error_reason_pb2 import ErrorReason
 
 DOMAIN = "cocoon"
 STATUS_KEY = "grpc-status-details-bin"
@@ -53,9 +54,9 @@ class CocoonError(Exception):
         """
         self.detail: Message = self.DETAIL(**facts)
         self.retry_after = retry_after
-        self.message = message or self.TEXT.format(**{
-            field.name: getattr(self.detail, field.name) for field in self.DETAIL.DESCRIPTOR.fields
-        })
+        self.message = message or self.TEXT.format(
+            **{field.name: getattr(self.detail, field.name) for field in self.DETAIL.DESCRIPTOR.fields}
+        )
         super().__init__(self.message)
 
     def __init_subclass__(cls) -> None:
@@ -89,9 +90,7 @@ class CocoonError(Exception):
 
     def to_status(self) -> status_pb2.Status:
         """Returns the status to send: ErrorInfo, the detail, RetryInfo if known."""
-        info = error_details_pb2.ErrorInfo(
-            reason=self.reason_name(), domain=DOMAIN, metadata=self.metadata
-        )
+        info = error_details_pb2.ErrorInfo(reason=self.reason_name(), domain=DOMAIN, metadata=self.metadata)
         parts: list[Message] = [info, self.detail]
         if self.retry_after is not None:
             delay = Duration()
@@ -134,7 +133,7 @@ def from_status(status: status_pb2.Status) -> CocoonError | RemoteError:
 
 def from_rpc_error(error: grpc.RpcError) -> CocoonError | RemoteError:
     """Returns the exception behind a failed call, of grpc or of grpc.aio."""
-    packed = _status_bytes(error.trailing_metadata() or ())  # type: ignore[attr-defined]
+    packed = _status_bytes(error.trailing_metadata() or ())
     if packed is not None:
         status = status_pb2.Status()
         try:
@@ -143,10 +142,10 @@ def from_rpc_error(error: grpc.RpcError) -> CocoonError | RemoteError:
             pass
         else:
             return from_status(status)
-    return RemoteError(error.code(), error.details() or "")  # type: ignore[attr-defined]
+    return RemoteError(error.code(), error.details() or "")
 
 
-def _status_bytes(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+def _status_bytes(metadata: Iterable[Any]) -> bytes | None:
     for key, value in metadata:
         if key == STATUS_KEY and isinstance(value, bytes):
             return value

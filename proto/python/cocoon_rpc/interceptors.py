@@ -27,6 +27,7 @@ from cocoon_rpc.errors import STATUS_KEY, CocoonError, InternalError, InvalidFie
 _log = logging.getLogger(__name__)
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _R = TypeVar("_R")
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -35,9 +36,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
+    ) -> Handler | None:
         """Wraps the method's handler; unknown methods stay unknown."""
         handler: Any = await continuation(handler_call_details)
         return None if handler is None else wrap(handler, handler_call_details.method)
@@ -63,7 +64,7 @@ class _Silent:
         return None
 
 
-def wrap(handler: Any, method: str, observer: Observer | None = None) -> grpc.RpcMethodHandler:
+def wrap(handler: Any, method: str, observer: Observer | None = None) -> Handler:
     """Returns the handler with errors mapped, REQUIRED fields checked and calls observed."""
     watch: Observer = observer or _Silent()
     make: Any
@@ -114,7 +115,7 @@ def wrap(handler: Any, method: str, observer: Observer | None = None) -> grpc.Rp
                 watch.end(begun, method, code)
 
         wrapped = unary
-    result: grpc.RpcMethodHandler = make(
+    result: Handler = make(
         wrapped,
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,
@@ -124,7 +125,7 @@ def wrap(handler: Any, method: str, observer: Observer | None = None) -> grpc.Rp
 
 def _code_of(context: Context) -> grpc.StatusCode:
     """Returns the code a handler set; grpc.aio keeps it as a number, 0 when unset."""
-    code = context.code()
+    code: Any = context.code()
     return _CODES[code] if isinstance(code, int) else code or grpc.StatusCode.OK
 
 
@@ -184,7 +185,7 @@ def _rules(descriptor: Descriptor) -> tuple[tuple[str, bool, str], ...]:
     """Returns (field, required, nested: "" | "one" | "many") for fields that matter."""
     rules = []
     for field in descriptor.fields:
-        behaviors = field.GetOptions().Extensions[field_behavior_pb2.field_behavior]  # type: ignore[index]
+        behaviors = field.GetOptions().Extensions[field_behavior_pb2.field_behavior]
         required = field_behavior_pb2.REQUIRED in behaviors
         nested = ""
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
@@ -193,4 +194,3 @@ def _rules(descriptor: Descriptor) -> tuple[tuple[str, bool, str], ...]:
         if required or (nested and own):
             rules.append((field.name, required, nested))
     return tuple(rules)
-
