@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -100,6 +102,10 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         )
         async with _background(pools, claims):
             await server.start()
+            # What is there now stays: the collector need not look at it again and
+            # again, each time in the middle of somebody's claim.
+            gc.collect()
+            gc.freeze()
             _log.info(
                 "node_ready",
                 node=config.node_id,
@@ -190,7 +196,5 @@ async def _reap(engine: Engine, machines: Path) -> None:
 
 
 async def _clear(goldens: Path) -> None:
-    import shutil
-
     for directory in goldens.iterdir():
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)

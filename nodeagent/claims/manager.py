@@ -13,6 +13,7 @@ import hashlib
 import sqlite3
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import structlog
@@ -44,7 +45,7 @@ _CHECKPOINT_S = 30.0
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClaimAsk:
     """A checked request for a sandbox."""
 
@@ -54,8 +55,9 @@ class ClaimAsk:
     claim_ref: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
+    @cached_property
     def content_sha256(self) -> bytes:
-        """Returns what two requests of one request_id must share."""
+        """What two requests of one request_id must share."""
         parts = [str(self.key), str(self.ttl_ns), self.claim_ref, *map(repr, sorted(self.metadata.items()))]
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()
 
@@ -183,7 +185,7 @@ class ClaimManager:
         ttl_ns = granted_ttl_ns(ask.ttl_ns)
         if ask.request_id:
             known = self._answers.get(ask.request_id)
-            content = ask.content_sha256()
+            content = ask.content_sha256
             if known is None:
                 self._refuse_spent(ask.request_id, content)
             else:
@@ -193,7 +195,7 @@ class ClaimManager:
             return granted
         work = group.create_task(_outcome(self._claim_slow(ask, ttl_ns, began)))
         if ask.request_id:
-            self._answers[ask.request_id] = (ask.content_sha256(), work)
+            self._answers[ask.request_id] = (ask.content_sha256, work)
             return await self._answer(ask, work)
         try:
             return _unwrap(await asyncio.shield(work))
@@ -291,7 +293,7 @@ class ClaimManager:
             metadata=dict(ask.metadata),
         )
         try:
-            self._journal.add_claim(record, ask.request_id, ask.content_sha256() if ask.request_id else b"")
+            self._journal.add_claim(record, ask.request_id, ask.content_sha256 if ask.request_id else b"")
         except sqlite3.Error as error:
             # Not recorded, so not granted; the guest has been nobody's and goes.
             group.create_task(guest.close())
@@ -304,7 +306,7 @@ class ClaimManager:
         if ask.request_id and ask.request_id not in self._answers:
             answer: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
             answer.set_result(granted)
-            self._answers[ask.request_id] = (ask.content_sha256(), answer)
+            self._answers[ask.request_id] = (ask.content_sha256, answer)
         group.create_task(self._watch(claim))
         self._metrics.claim_seconds.labels(tier.value).observe(provisioned)
         return granted

@@ -8,7 +8,7 @@ other packages, the host's own among them, are refused here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ PACKAGE = "cocoon.guest.v1"
 _HOP_KEYS = frozenset({"authorization", "cocoon-sandbox-id", "user-agent"})
 _INFO_METADATA_PREFIXES = ("grpc-", ":")
 
+Take = Callable[[bytes], Awaitable[None]]
 Route = Callable[[Any], tuple[str, grpc.aio.Channel]]
 """Metadata of a call → (sandbox name, channel to its guest); raises CocoonError."""
 
@@ -65,30 +66,39 @@ class GuestRelay(grpc.GenericRpcHandler):
             return grpc.unary_unary_rpc_method_handler(unary)
         # One-sided streams are two-sided ones on the wire, so one relay serves all.
 
-        async def stream(requests: Any, context: Context) -> AsyncIterator[bytes]:
+        async def relayed(requests: Any, context: Context, take: Take) -> None:
             metadata = context.invocation_metadata() or ()
             sandbox, channel = route(metadata)
-            source = requests if client_streams else _once(requests)
             method_call: Any = channel.stream_stream(method)
+            source = requests if client_streams else _once(requests)
             call = method_call(source, metadata=_forward(metadata), timeout=_left(context))
             try:
                 async for response in call:
-                    yield response
+                    await take(response)
             except grpc.aio.AioRpcError as error:
                 _pass_on(context, error, sandbox)
             finally:
                 # Leaving early (the client went away) must end the guest's call.
                 call.cancel()
 
-        if client_streams and server_streams:
-            return grpc.stream_stream_rpc_method_handler(stream)
         if server_streams:
-            return grpc.unary_stream_rpc_method_handler(stream)
+
+            async def stream(requests: Any, context: Context) -> None:
+                await relayed(requests, context, context.write)
+
+            many: Any = stream
+            if client_streams:
+                return grpc.stream_stream_rpc_method_handler(many)
+            return grpc.unary_stream_rpc_method_handler(many)
 
         async def collect(requests: Any, context: Context) -> bytes:
             last = b""
-            async for response in stream(requests, context):
+
+            async def keep(response: bytes) -> None:
+                nonlocal last
                 last = response
+
+            await relayed(requests, context, keep)
             return last
 
         return grpc.stream_unary_rpc_method_handler(collect)

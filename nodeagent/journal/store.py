@@ -36,21 +36,20 @@ CREATE TABLE claims (
     expire_ns INTEGER NOT NULL,
     claim_ref TEXT NOT NULL,
     metadata TEXT NOT NULL,
+    request_id TEXT UNIQUE,
+    content_sha256 BLOB,
     end_ns INTEGER,
     end_reason TEXT
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX claims_by_end ON claims (end_ns);
-CREATE TABLE requests (
-    id TEXT PRIMARY KEY,
-    content_sha256 BLOB NOT NULL,
-    sandbox_id TEXT NOT NULL,
-    made_ns INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-CREATE INDEX requests_by_time ON requests (made_ns);
 """
 _COLUMNS = (
     "id, token_sha256, machine_id, template, digest, net, size, tier, isolation, "
     "provision_ns, claim_ns, expire_ns, claim_ref, metadata"
+)
+_INSERT = (
+    f"INSERT INTO claims ({_COLUMNS}, request_id, content_sha256) "  # noqa: S608 - constants
+    "VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 )
 
 
@@ -120,22 +119,28 @@ class Journal:
         self._db.close()
 
     def add_claim(self, claim: ClaimRecord, request_id: str, content_sha256: bytes) -> None:
-        """Stores a granted claim and, if there is one, its request id, as one commit."""
-        row = (
-            claim.id, claim.token_sha256, claim.machine_id, claim.template, claim.digest, claim.net.value,
-            claim.size.label, claim.tier.value, claim.isolation.value, claim.provision_ns, claim.claim_ns,
-            claim.expire_ns, claim.claim_ref, json.dumps(claim.metadata),
-        )  # fmt: skip
-        insert = f"INSERT INTO claims ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608 - constants
-        if not request_id:
-            self._db.execute(insert, row)
-            return
-        with self._transaction():
-            self._db.execute(insert, row)
-            self._db.execute(
-                "INSERT INTO requests VALUES (?,?,?,?)",
-                (request_id, content_sha256, claim.id, claim.claim_ns),
-            )
+        """Stores a granted claim; with a request_id also what it stood for."""
+        self._db.execute(
+            _INSERT,
+            (
+                claim.id,
+                claim.token_sha256,
+                claim.machine_id,
+                claim.template,
+                claim.digest,
+                claim.net.value,
+                claim.size.label,
+                claim.tier.value,
+                claim.isolation.value,
+                claim.provision_ns,
+                claim.claim_ns,
+                claim.expire_ns,
+                claim.claim_ref,
+                json.dumps(claim.metadata),
+                request_id or None,
+                content_sha256 or None,
+            ),
+        )
 
     def end_claim(self, sandbox_id: str, reason: EndReason, end_ns: int) -> None:
         """Marks a claim ended; a claim ends once, the first reason stands."""
@@ -161,17 +166,13 @@ class Journal:
     def request(self, request_id: str) -> RequestRecord | None:
         """Returns what a request id stood for."""
         row = self._db.execute(
-            "SELECT content_sha256, sandbox_id FROM requests WHERE id=?", (request_id,)
+            "SELECT content_sha256, id FROM claims WHERE request_id=?", (request_id,)
         ).fetchone()
         return RequestRecord(*row) if row else None
 
     def forget_before(self, limit_ns: int) -> list[str]:
-        """Drops ended claims and request ids older than `limit_ns`; returns the claims' ids."""
-        with self._transaction():
-            gone = self._db.execute(
-                "DELETE FROM claims WHERE end_ns < ? RETURNING id", (limit_ns,)
-            ).fetchall()
-            self._db.execute("DELETE FROM requests WHERE made_ns < ?", (limit_ns,))
+        """Drops claims that ended before `limit_ns`; returns their ids."""
+        gone = self._db.execute("DELETE FROM claims WHERE end_ns < ? RETURNING id", (limit_ns,)).fetchall()
         return [row[0] for row in gone]
 
     async def checkpoint(self) -> None:
@@ -185,24 +186,6 @@ class Journal:
                 db.close()
 
         await asyncio.to_thread(work)
-
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
-
-
-class _Transaction:
-    """BEGIN … COMMIT, or ROLLBACK when the block raises."""
-
-    __slots__ = ("_db",)
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
 
 
 def _claim(row: tuple[object, ...]) -> ClaimRecord:

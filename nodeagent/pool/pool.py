@@ -25,6 +25,9 @@ from nodeagent.pool.provision import Guest, Provisioner
 from nodeagent.pool.target import GOLDEN_RETRY_S, Backoff, shortfall
 from nodeagent.telemetry.metrics import Metrics
 
+# Starting a machine holds the event loop for some milliseconds; the reply to the
+# claim that made it necessary goes first (0.3 ms of a claim's 1.7 otherwise).
+_REPLY_FIRST_S = 0.005
 _log = structlog.get_logger()
 
 
@@ -89,7 +92,7 @@ class Pool:
         if not self._warm:
             return None
         guest = self._warm.pop()
-        self._kick.set()
+        asyncio.get_running_loop().call_later(_REPLY_FIRST_S, self._kick.set)
         return guest
 
     def retarget(self, target: int) -> None:

@@ -1,0 +1,1 @@
+"""Measurements. They print; budgets are in docs/performance.md."""
