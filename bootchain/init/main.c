@@ -38,8 +38,8 @@ void say(const char *format, ...)
 
 static void open_console(void)
 {
-	/* A virtio console is a module: until it is loaded there may be no console, but
-	 * the kernel's log reaches it later. */
+	/* The driver of a virtio console is a module: until it is loaded, only the
+	 * kernel's log keeps what is said. */
 	int console = open("/dev/console", O_RDWR | O_NOCTTY);
 
 	if (console < 0)
@@ -97,19 +97,24 @@ int main(void)
 	static char devices[MAX_LAYERS][MAX_PATH_LEN], cow[MAX_PATH_LEN];
 	char text[CMDLINE_ROOM], reason[MAX_REASON];
 	long long deadline;
+	int status;
 
 	umask(022);
 	if (mounts_early(reason) < 0)
 		give_up(&boot, reason);
 	open_console();
 	say("start at %.3fs", (double)now_ns() / 1e9);
-	if (read_cmdline(text) < 0)
-		give_up(&boot, "cannot read /proc/cmdline");
-	if (cmdline_parse(text, &boot, reason) < 0)
-		give_up(&boot, reason);
+	status = read_cmdline(text);
+	if (status < 0)
+		snprintf(reason, sizeof reason, "cannot read /proc/cmdline");
+	else
+		status = cmdline_parse(text, &boot, reason);
 	trace(&boot, "cmdline");
 	modules_load();
 	open_console();
+	/* Only now: on a virtio console nothing said before would have been seen. */
+	if (status < 0)
+		give_up(&boot, reason);
 	trace(&boot, "modules");
 	deadline = now_ns() + boot.timeout_s * 1000000000LL;
 	for (size_t i = 0; i <= boot.layer_count; i++) {

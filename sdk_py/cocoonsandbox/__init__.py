@@ -1,9 +1,11 @@
 """Python SDK for cocoon microVM sandboxes.
 
-from cocoonsandbox import Client
+::
 
-with Client("127.0.0.1:7777") as client, client.new("rt") as sandbox:
-print(sandbox.exec("uname", "-r"))
+    from cocoonsandbox import Client
+
+    with Client("127.0.0.1:7777") as client, client.new("rt") as sandbox:
+        print(sandbox.exec("uname", "-r"))
 """
 
 from cocoonsandbox.client import Client

@@ -33,6 +33,7 @@ _STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+_STATUS_OF_REASON = {"GUEST_UNREACHABLE": 502}
 _KIND = {
     grpc.StatusCode.INVALID_ARGUMENT: "bad_request",
     grpc.StatusCode.FAILED_PRECONDITION: "bad_request",
@@ -116,11 +117,12 @@ def from_node(verb: str, error: grpc.RpcError) -> SandboxError:
     """Returns the exception for a failed call of a node service."""
     known = from_rpc_error(error)
     if isinstance(known, CocoonError):
+        reason = known.reason_name()
         return APIError(
             verb,
-            _STATUS.get(known.code, 500),
+            _STATUS_OF_REASON.get(reason) or _STATUS.get(known.code, 500),
             known.message,
-            reason=known.reason_name(),
+            reason=reason,
             metadata=known.metadata,
             retry_after=known.retry_after,
         )
@@ -140,4 +142,7 @@ def from_guest(verb: str, error: grpc.RpcError) -> SandboxError:
     if isinstance(known, CocoonError) and known.reason_name() not in _NODE_REASONS:
         kind = _KIND.get(known.code, "internal")
         return SilkdError(kind, known.message, reason=known.reason_name(), metadata=known.metadata)
+    if known.code is grpc.StatusCode.UNIMPLEMENTED and not isinstance(known, CocoonError):
+        # A guest older than the verb: its gRPC server says so by itself, without a reason.
+        return SilkdError("unimplemented", f"{verb}: {known.message}")
     return from_node(verb, error)

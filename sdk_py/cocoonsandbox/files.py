@@ -18,18 +18,24 @@ def write(
     channel: grpc.Channel, metadata: Metadata, path: str, data: bytes, mode: int | None, timeout: float
 ) -> None:
     """Writes a file atomically. Raises: SilkdError, APIError, SandboxTimeout."""
+    # Made here, so that a value the contract cannot carry is the caller's ValueError.
+    start = pb.WriteRequest(start=pb.WriteStart(path=path, mode=mode))
+    view = memoryview(data)
 
     def requests() -> Iterator[pb.WriteRequest]:
-        yield pb.WriteRequest(start=pb.WriteStart(path=path, mode=mode))
-        view = memoryview(data)
+        yield start
         for at in range(0, len(view), _CHUNK):
             yield pb.WriteRequest(chunk=pb.FileChunk(data=bytes(view[at : at + _CHUNK]), offset=at))
         yield pb.WriteRequest(done=pb.WriteDone())
 
     try:
-        file_service_pb2_grpc.FileServiceStub(channel).Write(requests(), metadata=metadata, timeout=timeout)
+        answer = file_service_pb2_grpc.FileServiceStub(channel).Write(
+            requests(), metadata=metadata, timeout=timeout
+        )
     except grpc.RpcError as error:
         raise from_guest("write_file", error) from error
+    if answer.size_bytes != len(view):
+        raise ProtocolError(f"write_file: {len(view)} bytes were sent, {answer.size_bytes} written")
 
 
 def read(channel: grpc.Channel, metadata: Metadata, path: str, timeout: float) -> bytes:

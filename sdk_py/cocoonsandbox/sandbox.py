@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -13,7 +13,7 @@ import grpc
 from cocoon.node.v1 import sandbox_service_pb2 as pb
 from cocoon.node.v1 import sandbox_service_pb2_grpc
 from cocoon.types.v1 import sandbox_pb2
-from cocoon_rpc.auth import guest_metadata
+from cocoon_rpc.auth import AUTHORIZATION_KEY, guest_metadata
 from cocoonsandbox import files, process
 from cocoonsandbox.errors import APIError, ExitError, SandboxError, from_node
 from cocoonsandbox.process import Input, OnBytes
@@ -32,18 +32,22 @@ class Sandbox:
         id: `sb_…`.
         token: the sandbox's bearer token; keep it secret.
         owner: `host:port` of the node that owns it.
-        deadline: when the lease ends (None after `attach`).
-        template_digest: digest of the image (None after `attach`).
-        tier: how the claim was served: "warm", "clone" or "cold" ("" after `attach`).
-        isolation: "vm_hardware", "vm_emulated" or "none" ("" after `attach`).
-        provision_seconds: time the node spent on the claim (0.0 after `attach`).
+        deadline: when the lease ends.
+        template_digest: digest of the image.
+        tier: how the claim was served: "warm", "clone" or "cold".
+        isolation: "vm_hardware", "vm_emulated" or "none".
+        provision_seconds: time the node spent on the claim.
+
+    After `attach` the last five are None, "" or 0.0 until the first guest call,
+    which asks the owner where guest calls go.
     """
 
     def __init__(self, client: Client, owner: str, sandbox_id: str, token: str) -> None:
         """Takes what `attach` knows; `Client.new` fills in the rest."""
         self._client = client
-        self._endpoint = owner
+        self._endpoint = ""
         self._metadata = guest_metadata(sandbox_id, token)
+        self._authorization = tuple(pair for pair in self._metadata if pair[0] == AUTHORIZATION_KEY)
         self.id = sandbox_id
         self.token = token
         self.owner = owner
@@ -55,10 +59,10 @@ class Sandbox:
 
     def _describe(self, sandbox: sandbox_pb2.Sandbox) -> None:
         self._endpoint = sandbox.guest_endpoint or self.owner
-        self.deadline = sandbox.expire_time.ToDatetime().astimezone()
+        self.deadline = sandbox.expire_time.ToDatetime(tzinfo=UTC)
         self.template_digest = sandbox.template_digest
-        self.tier = sandbox_pb2.ClaimTier.Name(sandbox.tier).removeprefix("CLAIM_TIER_").lower()
-        self.isolation = sandbox_pb2.Isolation.Name(sandbox.isolation).removeprefix("ISOLATION_").lower()
+        self.tier = _word(sandbox, "tier", "CLAIM_TIER_")
+        self.isolation = _word(sandbox, "isolation", "ISOLATION_")
         self.provision_seconds = sandbox.provision_duration.ToNanoseconds() / 1e9
 
     def __repr__(self) -> str:
@@ -78,7 +82,7 @@ class Sandbox:
         except SandboxError:
             if error is None:
                 raise
-            _log.warning("release_failed sandbox=%s", self.id)
+            _log.warning("release_failed sandbox=%s", self.id, exc_info=True)
 
     def exec(
         self,
@@ -96,12 +100,14 @@ class Sandbox:
             cwd: absolute; default: the user's home.
             env: added to the guest's own.
             user: name in the guest; default root.
-            stdin: bytes or an iterable of them; b"" = empty.
-            timeout: seconds until the program's group is killed.
+            stdin: bytes, or an iterable of them that a thread of its own reads; b"" = empty.
+            timeout: seconds until the program's group is killed; None = no limit.
 
         Raises:
+            ValueError: the timeout is not positive.
             ExitError: a status other than 0.
-            SandboxTimeout, SilkdError, APIError: as their names say.
+            SandboxTimeout: the timeout passed; the guest has killed the whole group.
+            SilkdError, APIError, ProtocolError: as their names say.
         """
         stdout, stderr = bytearray(), bytearray()
         code = self.run(
@@ -117,6 +123,7 @@ class Sandbox:
     def run(
         self,
         argv: Sequence[str],
+        *,
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         user: str = "",
@@ -127,8 +134,9 @@ class Sandbox:
     ) -> int:
         """Runs a program; hands its output to callbacks as it comes; returns its status.
 
-        A callback that raises ends the program, and its exception is raised here.
-        Arguments and errors as `exec`; a timeout that is not positive is ValueError.
+        Callbacks get bytes as they come, cut anywhere, in this thread. One that
+        raises ends the program, and so does an iterable for stdin; the exception
+        is raised here. Arguments and errors otherwise as `exec`.
         """
         if isinstance(argv, str):
             raise TypeError("argv is a sequence of words, not one string")
@@ -159,15 +167,34 @@ class Sandbox:
 
         Raises: APIError, SandboxTimeout.
         """
-        stub = sandbox_service_pb2_grpc.SandboxServiceStub(self._client.channels.get(self.owner))
         request = pb.ReleaseRequest(name=f"sandboxes/{self.id}")
         try:
-            stub.Release(request, metadata=self._metadata[1:], timeout=_RELEASE_LIMIT_S)
+            self._owner().Release(request, metadata=self._authorization, timeout=_RELEASE_LIMIT_S)
         except grpc.RpcError as error:
             known = from_node("release", error)
             if isinstance(known, APIError) and known.status == 404:
                 return
             raise known from error
 
+    def _owner(self) -> sandbox_service_pb2_grpc.SandboxServiceStub:
+        return sandbox_service_pb2_grpc.SandboxServiceStub(self._client._channels.get(self.owner))
+
     def _channel(self) -> grpc.Channel:
-        return self._client.channels.get(self._endpoint)
+        """Returns the channel for guest calls; an attached handle asks once where they go."""
+        if not self._endpoint:
+            request = pb.GetRequest(name=f"sandboxes/{self.id}")
+            try:
+                answer = self._owner().Get(
+                    request, metadata=self._authorization, timeout=self._client.timeout
+                )
+            except grpc.RpcError as error:
+                raise from_node("attach", error) from error
+            self._describe(answer.sandbox)
+        return self._client._channels.get(self._endpoint)
+
+
+def _word(sandbox: sandbox_pb2.Sandbox, field: str, prefix: str) -> str:
+    """Returns an enum field's value in lower case; one that this SDK does not know, as its number."""
+    number = getattr(sandbox, field)
+    value = sandbox.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
+    return value.name.removeprefix(prefix).lower() if value else str(number)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+
 from cocoon.guest.host.v1 import host_service_pb2 as host_pb
 from cocoon.guest.host.v1 import host_service_pb2_grpc
 from cocoon_rpc.errors import (
@@ -27,7 +28,6 @@ from cocoon_rpc.errors import (
     NodeAtCapacityError,
     ProvisionFailedError,
 )
-
 from nodeagent.engine.base import Golden, Machine, MachineSpec
 from nodeagent.engine.child import RECORD, start_time
 from nodeagent.guestlink.link import GuestLink
@@ -77,7 +77,7 @@ async def guests(bench: Bench, count: int) -> AsyncIterator[list[Guest]]:
     """Guests that have answered, closed in the end."""
     made: list[Guest] = []
     try:
-        for _ in range(count):
+        while len(made) < count:
             made.append(await bench.guest())
         yield made
     finally:
@@ -245,21 +245,26 @@ async def test_missing_layer_is_image_missing(bench_any: Bench, tmp_path: Path) 
     assert await left(spec.directory) == []
 
 
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system without a free block."""
+    directory = tmp_path / "full"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory], check=True, timeout=10)
+    with contextlib.suppress(OSError), (directory / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    yield directory
+    subprocess.run(["umount", directory], check=True, timeout=10)
+
+
 @pytest.mark.root
-async def test_full_disk_is_at_capacity(bench_any: Bench, tmp_path: Path) -> None:
-    machines = tmp_path / "machines"
-    machines.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(machines)], check=True, timeout=10)
-    try:
-        with contextlib.suppress(OSError):
-            (machines / "filler").write_bytes(bytes(64 * 1024))
-        spec = replace(spec_of(bench_any), directory=machines / "m")
-        with pytest.raises(NodeAtCapacityError):
-            await make(bench_any, spec)
-        assert not spec.directory.exists()
-        assert processes_naming(str(spec.directory)) == []
-    finally:
-        subprocess.run(["umount", str(machines)], check=True, timeout=10)
+async def test_full_disk_is_at_capacity(bench_any: Bench, full_disk: Path) -> None:
+    spec = replace(spec_of(bench_any), directory=full_disk / "m")
+    with pytest.raises(NodeAtCapacityError):
+        await (await make(bench_any, spec)).kill()
+    assert not spec.directory.exists()
+    assert processes_naming(str(spec.directory)) == []
 
 
 # pause, resume, console
@@ -394,7 +399,7 @@ async def test_clone_of_an_incomplete_golden_fails_and_leaves_nothing(
             (broken / path.name).symlink_to(path)
     spec = spec_of(bench_any)
     with pytest.raises(ProvisionFailedError):
-        await bench_any.engine.clone(replace(golden, directory=broken), spec)
+        await (await bench_any.engine.clone(replace(golden, directory=broken), spec)).kill()
     assert await left(spec.directory) == []
     assert sorted(p.name for p in broken.iterdir()) == sorted(
         p.name for p in golden.directory.iterdir() if p.name != missing

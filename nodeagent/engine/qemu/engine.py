@@ -107,9 +107,16 @@ class QemuEngine:
     async def clone(self, golden: Golden, spec: MachineSpec) -> Machine:
         """Makes a running machine from a golden."""
         folder = golden.directory
-        if not (folder / MANIFEST).is_file():
-            raise ProvisionFailedError(stage="clone", cause=f"{folder.name} is no complete golden")
-        state = os.open(folder / STATE, os.O_RDONLY | os.O_CLOEXEC)
+        # QEMU would make an absent memory file anew and run a machine of zeros.
+        parts = (MANIFEST, STATE, RAM, COW, disks.overlay_of(folder / COW).name)
+        if missing := [name for name in parts if not (folder / name).is_file()]:
+            raise ProvisionFailedError(
+                stage="clone", cause=f"{folder.name} is no complete golden: it has no {missing[0]}"
+            )
+        try:
+            state = os.open(folder / STATE, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _typed("clone", error) from error
         try:
             machine = await self._start("clone", spec, argv.Memory(folder / RAM), folder / COW, state=state)
         finally:

@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc.aio
 import pytest
+
 from cocoon.guest.v1 import file_service_pb2 as files_pb
 from cocoon.guest.v1 import file_service_pb2_grpc, process_service_pb2_grpc
 from cocoon.guest.v1 import process_service_pb2 as pb
 from cocoon_rpc.errors import CocoonError, from_rpc_error
-
 from nodeagent.pool.provision import Guest
 
 LIMIT_S = 60.0
@@ -127,7 +127,7 @@ def refused(kind: type[CocoonError], **metadata: str) -> Iterator[None]:
 async def until(what: Callable[[], Any], *, limit_s: float = 5.0) -> None:
     """Polls an async condition, bounded."""
     async with asyncio.timeout(limit_s):
-        while not await what():  # noqa: ASYNC110 - the guest has no event to wait for
+        while not await what():
             await asyncio.sleep(0.02)
 
 

@@ -6,10 +6,10 @@ import hashlib
 import time
 
 import pytest
-from cocoon.guest.v1 import process_service_pb2 as pb
-from cocoon_rpc import errors
 from google.protobuf.duration_pb2 import Duration
 
+from cocoon.guest.v1 import process_service_pb2 as pb
+from cocoon_rpc import errors
 from nodeagent.pool.provision import Guest
 from tests.functional.guest.calls import alive, collect, drain, exec_call, gone, refused, run, shell
 
