@@ -23,7 +23,7 @@ from guestd.rpc.guest_service import GuestService
 from guestd.rpc.host_service import HostService
 from guestd.rpc.process_service import ProcessService
 
-_BLOCKING_THREADS = 4
+_FILE_THREADS = 4
 _STOP_GRACE_S = 1.0
 _OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.so_reuseport", 0),
@@ -37,20 +37,21 @@ async def run(path: Path, *, bridge: bool, steps: list[Step], stop: asyncio.Even
     """Serves until `stop` is set or the host asks for a power-off.
 
     Raises:
-        OSError: the socket cannot be made.
+        OSError, RuntimeError: the directory or the socket cannot be made.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     power_off = asyncio.Event()
     # Closed by hand below: waiting for a thread that is stuck on a disk would hold the stop.
-    executor = ThreadPoolExecutor(_BLOCKING_THREADS, thread_name_prefix="guestd-blocking")
+    for_files = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="guestd-files")
+    for_host = ThreadPoolExecutor(1, thread_name_prefix="guestd-host")
     server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=_OPTIONS)
     processes = ProcessService(SeenIds(time.monotonic))
     process_service_pb2_grpc.add_ProcessServiceServicer_to_server(processes, server)
-    file_service_pb2_grpc.add_FileServiceServicer_to_server(FileService(executor), server)
+    file_service_pb2_grpc.add_FileServiceServicer_to_server(FileService(for_files), server)
     guest_service_pb2_grpc.add_GuestServiceServicer_to_server(GuestService(lambda: processes.running), server)
     host_service_pb2_grpc.add_HostServiceServicer_to_server(
-        HostService(Renewer(steps), executor, power_off), server
+        HostService(Renewer(steps), for_host, power_off), server
     )
     old = os.umask(0o177)
     try:
@@ -68,7 +69,10 @@ async def run(path: Path, *, bridge: bool, steps: list[Step], stop: asyncio.Even
             for task in (*tasks, *joined):
                 task.cancel()
     finally:
-        executor.shutdown(wait=False, cancel_futures=True)
+        # Once more for a bridge that failed: programs are killed by their own calls.
+        await server.stop(None)
+        for executor in (for_files, for_host):
+            executor.shutdown(wait=False, cancel_futures=True)
         path.unlink(missing_ok=True)
     if power_off.is_set():
         # systemd's own signal for an orderly power-off.

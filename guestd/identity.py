@@ -27,7 +27,7 @@ _MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 _MACHINE_ID = re.compile(r"[0-9a-f]{32}")
 _HOSTNAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_KEYGEN_LIMIT_S = 30
+_KEYGEN_LIMIT_S = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,13 @@ class Renewer:
     def __init__(self, steps: list[Step]) -> None:
         """Takes the steps in order; see `machine_steps` and `namespace_steps`."""
         self._steps = steps
+        self.step = "start"
+        """The step it is at, for whoever waits in vain."""
 
     def renew(self, identity: Identity) -> None:
         """Runs every step. Raises: IdentityRenewalFailedError naming the one that failed."""
         for name, step in self._steps:
+            self.step = name
             try:
                 step(identity)
             except CocoonError:

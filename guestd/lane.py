@@ -1,7 +1,8 @@
 """The nonce rule of a lane's guest end, without I/O (decision 5).
 
 Every connection from the host opens with one line `COCOON-LANE 1 <32 hex>` that is
-echoed. On a serial port connections have no borders of their own: the line is the
+echoed. Until it has the echo of its last line, the host sends nothing but further
+lines. On a serial port connections have no borders of their own: the line is the
 border, and bytes outside a connection belong to one from before a snapshot.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 LINE_LENGTH = 47
 _LINE = re.compile(rb"COCOON-LANE 1 [0-9a-f]{32}\n")
+_LINES = re.compile(rb"(?:%b)+" % _LINE.pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,16 @@ class Data:
 
 
 class Framer:
-    """Finds connections in a stream of bytes.
+    """Finds connections in a stream of bytes; keeps less than one line.
 
     While none is open, everything up to a line is dropped. While one is open, a
-    line at the start of a chunk begins the next one: the host writes it on its own
-    after it has gone away, and a snapshot may have hidden its going.
+    chunk that is lines and nothing else begins the next one: the host sends them
+    alone, and a snapshot may have hidden that it went away. A line with other bytes
+    around it is data: a file that holds such lines must not end its own upload. A
+    line that this misses (cut by a full queue) only costs the host its next try.
+
+    Of several lines in a row only the last is a connection: the host has given up
+    those before it.
     """
 
     def __init__(self) -> None:
@@ -42,30 +49,22 @@ class Framer:
         self._tail = b""
 
     def feed(self, chunk: bytes) -> list[Opened | Data]:
-        """Takes what was read; returns what it means, in order."""
-        events: list[Opened | Data] = []
-        while chunk:
-            if self._open:
-                found = _LINE.match(chunk)
-                if found is None:
-                    events.append(Data(chunk))
-                    break
-            else:
-                chunk = self._tail + chunk
-                found = _LINE.search(chunk)
-                if found is None:
-                    self._tail = chunk[-(LINE_LENGTH - 1) :]
-                    break
-            self._open, self._tail = True, b""
-            events.append(Opened(found.group()))
-            chunk = chunk[found.end() :]
-        return events
+        """Takes what one read gave; returns what it means, in order: at most one of each."""
+        if not chunk:
+            return []
+        if self._open:
+            if _LINES.fullmatch(chunk) is None:
+                return [Data(chunk)]
+            return [Opened(chunk[-LINE_LENGTH:])]
+        chunk = self._tail + chunk
+        found = _LINES.search(chunk)
+        if found is None:
+            self._tail = chunk[-(LINE_LENGTH - 1) :]
+            return []
+        self._open, self._tail = True, b""
+        line, rest = found.group()[-LINE_LENGTH:], chunk[found.end() :]
+        return [Opened(line), Data(rest)] if rest else [Opened(line)]
 
     def closed(self) -> None:
         """Says that the connection ended on either side."""
         self._open, self._tail = False, b""
-
-
-def is_line(line: bytes) -> bool:
-    """Says whether `line` is a well-formed nonce line."""
-    return _LINE.fullmatch(line) is not None

@@ -10,7 +10,6 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from cocoon_rpc.errors import CocoonError
 from nodeagent import __version__
 from nodeagent.config import Config, ConfigError, load, to_toml
 
@@ -27,21 +26,21 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         config = load(arguments.config, os.environ)
-        if arguments.print_config:
-            print(to_toml(config))
-            return 0
-        return _serve(config)
     except ConfigError as error:
-        print(f"cocoon-node: {arguments.config}: {error}", file=sys.stderr)
-    except (CocoonError, sqlite3.Error) as error:
-        print(f"cocoon-node: {error}", file=sys.stderr)
-    return 2
+        return _refuse(arguments.config, error)
+    if arguments.print_config:
+        print(to_toml(config))
+        return 0
+    return _serve(config, arguments.config)
 
 
-def _serve(config: Config) -> int:
+def _serve(config: Config, path: Path) -> int:
+    # grpc's core writes its own lines on stderr; what matters of it we say ourselves.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Late, so that --print-config and typos do not wait for grpc.
     import uvloop
 
+    from cocoon_rpc.errors import CocoonError
     from nodeagent import app
     from nodeagent.telemetry import logs
 
@@ -57,11 +56,14 @@ def _serve(config: Config) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())
-    except ExceptionGroup as group:
-        if any(not isinstance(e, (ConfigError, CocoonError)) for e in group.exceptions):
-            raise
-        raise group.exceptions[0] from None
+    except (ConfigError, CocoonError, sqlite3.Error) as error:
+        return _refuse(path, error)
     return 0
+
+
+def _refuse(path: Path, error: Exception) -> int:
+    print(f"cocoon-node: {path}: {error}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

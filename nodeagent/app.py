@@ -42,6 +42,8 @@ from nodeagent.pool.target import refill_concurrency
 from nodeagent.telemetry.metrics import Metrics
 
 STOP_GRACE_S = 2.0
+# 107 bytes of a unix socket's path, less "/machines/m-" + 16 + "/share/guestd.sock".
+_LONGEST_DATA_DIR = 60
 _log = structlog.get_logger()
 
 
@@ -172,6 +174,10 @@ class _locked:  # noqa: N801 - used as a statement
         self._data_dir = data_dir
 
     def __enter__(self) -> None:
+        if len(str(self._data_dir.absolute()).encode()) > _LONGEST_DATA_DIR:
+            raise ConfigError(
+                f"data_dir: at most {_LONGEST_DATA_DIR} bytes, for unix sockets: {self._data_dir}"
+            )
         try:
             for folder in (self._data_dir, self._data_dir / "machines", self._data_dir / "goldens"):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -52,6 +53,9 @@ class AtomicFile:
             old = os.stat(self._name or b".", dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
             return (0o644 if mode is None else mode), None
+        if stat.S_ISLNK(old.st_mode):
+            # realpath leaves a loop as it is; replacing it would not be following it.
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         require_regular(old.st_mode, self.path)
         kept = stat.S_IMODE(old.st_mode) if mode is None else mode
         return kept, (old.st_uid, old.st_gid)

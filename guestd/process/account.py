@@ -23,6 +23,11 @@ class Account:
     home: str
     shell: str
 
+    @property
+    def is_root(self) -> bool:
+        """Says whether guestd itself runs as this account, with no group more."""
+        return self.uid == 0 and self.gid == 0 and set(self.groups) <= {0}
+
 
 def look_up(name: str) -> Account:
     """Returns the account; an empty name is root. Raises: UserNotFoundError."""

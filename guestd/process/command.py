@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cocoon_rpc.errors import InvalidFieldError, ProgramNotExecutableError, ProgramNotFoundError
+from cocoon_rpc.errors import (
+    CwdNotUsableError,
+    InvalidFieldError,
+    ProgramNotExecutableError,
+    ProgramNotFoundError,
+)
+from guestd.process.access import acting_as, why_not_enter, why_not_execute
 from guestd.process.account import Account, environment, look_up
 
 _ARGV_LIMIT = 2 * 1024 * 1024
@@ -34,13 +39,14 @@ def prepare(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], user: str,
 
     Raises:
         InvalidFieldError: argv, cwd or env break their rules.
-        UserNotFoundError, ProgramNotFoundError, ProgramNotExecutableError: as they say.
+        UserNotFoundError, CwdNotUsableError, ProgramNotFoundError,
+        ProgramNotExecutableError: as they say, with the user's rights.
     """
     if not argv or not argv[0]:
         raise InvalidFieldError(field="start.argv", rule="must name a program")
     if any("\0" in word for word in argv):
         raise InvalidFieldError(field="start.argv", rule="must not contain NUL")
-    if sum(len(word) for word in argv) > _ARGV_LIMIT:
+    if sum(len(word.encode()) for word in argv) > _ARGV_LIMIT:
         raise InvalidFieldError(field="start.argv", rule="must be at most 2 MiB in all")
     if "\0" in cwd or (cwd and not cwd.startswith("/")):
         raise InvalidFieldError(field="start.cwd", rule="must be an absolute path without NUL")
@@ -51,8 +57,13 @@ def prepare(argv: Sequence[str], *, cwd: str, env: Mapping[str, str], user: str,
             raise InvalidFieldError(field="start.env", rule=f"the value of {name} must not contain NUL")
     account = look_up(user)
     whole = environment(account, env)
-    folder = cwd or (account.home if os.path.isdir(account.home) else "/")  # noqa: PTH112
-    program = find_program(argv[0], whole["PATH"], folder)
+    with acting_as(account):
+        folder = cwd or account.home
+        if cause := why_not_enter(folder):
+            if cwd:
+                raise CwdNotUsableError(cwd=cwd, cause=cause)
+            folder = "/"
+        program = find_program(argv[0], whole["PATH"], folder)
     return Command(tuple(argv), program, folder, whole, account, stdin)
 
 
@@ -62,7 +73,7 @@ def find_program(name: str, search_path: str, cwd: str) -> str:
     Raises: ProgramNotFoundError, ProgramNotExecutableError.
     """
     if "/" in name:
-        state = _state(os.path.join(cwd, name))  # noqa: PTH118
+        state = why_not_execute(os.path.join(cwd, name))  # noqa: PTH118
         if state == "":
             return name
         if state is None:
@@ -71,24 +82,9 @@ def find_program(name: str, search_path: str, cwd: str) -> str:
     refused = None
     for folder in search_path.split(":"):
         path = os.path.join(cwd, folder or ".", name)  # noqa: PTH118
-        state = _state(path)
+        state = why_not_execute(path)
         if state == "":
             return path
         if state is not None and refused is None:
             refused = ProgramNotExecutableError(program=path, cause=state)
     raise refused or ProgramNotFoundError(program=name, search_path=search_path)
-
-
-def _state(path: str) -> str | None:
-    """Returns "" for a file that can be executed, else why not; None if there is none."""
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        return (error.strerror or "cannot be read").lower()
-    if stat.S_ISDIR(mode):
-        return "is a directory"
-    if not stat.S_ISREG(mode) or not mode & 0o111:
-        return "permission denied"
-    return ""

@@ -13,7 +13,8 @@ import fcntl
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from cocoon_rpc.errors import (
     CocoonError,
@@ -25,6 +26,7 @@ from cocoon_rpc.errors import (
 from guestd.process.command import Command
 
 _PIPE_BYTES = 256 * 1024
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
 _LIMITS: Mapping[int, str] = {
     errno.EAGAIN: "processes",
     errno.ENOMEM: "memory",
@@ -113,41 +115,56 @@ def spawn(command: Command) -> Process:
     """
     account = command.account
     other_user = (
-        {"user": account.uid, "group": account.gid, "extra_groups": account.groups} if account.uid else {}
+        {} if account.is_root else {"user": account.uid, "group": account.gid, "extra_groups": account.groups}
     )
     try:
-        popen = subprocess.Popen(  # type: ignore[call-overload]
-            command.argv,
-            executable=command.program,
-            cwd=command.cwd,
-            env=command.env,
-            stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            umask=0o022,
-            **other_user,
-        )
+        with _unprotected():
+            popen = subprocess.Popen(  # type: ignore[call-overload]
+                command.argv,
+                executable=command.program,
+                cwd=command.cwd,
+                env=command.env,
+                stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+                umask=0o022,
+                **other_user,
+            )
     except OSError as error:
         raise _typed(error, command) from error
-    _reset_oom_score(popen.pid)
     try:
         return Process(popen)
     except OSError as error:
-        popen.kill()
-        popen.communicate()
+        os.killpg(popen.pid, signal.SIGKILL)
+        # Not read to their end: a grandchild in a session of its own could hold them.
+        for stream in (popen.stdin, popen.stdout, popen.stderr):
+            if stream is not None:
+                stream.close()
+        popen.wait()
         raise _typed(error, command) from error
 
 
-def _reset_oom_score(pid: int) -> None:
-    """Gives up guestd's protection: the program that eats the memory is the one to die."""
+@contextlib.contextmanager
+def _unprotected() -> Iterator[None]:
+    """Gives up guestd's protection from the memory killer while a program starts.
+
+    The program inherits the score and may fork before anybody could reset it; what
+    eats the memory is to die, not guestd. Without protection it costs one read; a
+    guestd that may not protect itself again (CAP_SYS_RESOURCE) stays without.
+    """
+    score = _OOM_SCORE.read_text()
+    if score.strip() == "0":
+        yield
+        return
     with contextlib.suppress(OSError):
-        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY)
-        try:
-            os.write(fd, b"0")
-        finally:
-            os.close(fd)
+        _OOM_SCORE.write_text("0")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            _OOM_SCORE.write_text(score)
 
 
 def _typed(error: OSError, command: Command) -> CocoonError:

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -26,6 +27,8 @@ from guestd.files.write import AtomicFile
 _BLOCK = 1024 * 1024
 _CHUNK = 256 * 1024
 _LONGEST_CHUNK = 1024 * 1024
+# Past the end of any file; from 2**63 on the kernel takes no offset.
+_FAR = 2**62
 _T = TypeVar("_T")
 
 
@@ -39,13 +42,12 @@ class FileService(file_service_pb2_grpc.FileServiceServicer):
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.ReadResponse]:
         """Streams a regular file."""
         path = checked_path(request.path, request.raw_path)
-        fd = await self._run(open_regular, path)
-        try:
+        async with self._held(os.close, open_regular, path) as fd:
             facts = os.fstat(fd)
             yield pb.ReadResponse(start=_start(facts))
             offset, sent = request.offset, 0
             # Files of /proc say 0 and have content: only their end ends them.
-            end = facts.st_size or None
+            end = facts.st_size or (0 if offset >= _FAR else None)
             if request.HasField("length"):
                 wanted = offset + request.length
                 end = wanted if end is None else min(end, wanted)
@@ -60,8 +62,6 @@ class FileService(file_service_pb2_grpc.FileServiceServicer):
                 offset += len(block)
                 sent += len(block)
             yield pb.ReadResponse(done=pb.ReadDone(sent_bytes=sent))
-        finally:
-            os.close(fd)
 
     async def Write(
         self, request_iterator: AsyncIterator[pb.WriteRequest], context: Context
@@ -72,13 +72,10 @@ class FileService(file_service_pb2_grpc.FileServiceServicer):
         mode = start.mode if start.HasField("mode") else None
         if mode is not None and mode > 0o7777:
             raise InvalidFieldError(field="start.mode", rule="must be at most 07777 (octal)")
-        file = await self._run(AtomicFile, path, mode)
-        try:
+        async with self._held(AtomicFile.close, AtomicFile, path, mode) as file:
             await self._fill(file, request_iterator)
             await self._run(file.commit)
-        finally:
-            await complete(self._run(file.close))
-        return pb.WriteResponse(size_bytes=file.size)
+            return pb.WriteResponse(size_bytes=file.size)
 
     async def _fill(self, file: AtomicFile, requests: AsyncIterator[pb.WriteRequest]) -> None:
         """Appends chunks until `done`; a mebibyte at a time reaches the disk."""
@@ -107,8 +104,26 @@ class FileService(file_service_pb2_grpc.FileServiceServicer):
                 )
         raise StreamMessageUnexpectedError(got="end of stream", rule="done comes last; nothing was changed")
 
+    @asynccontextmanager
+    async def _held(
+        self, release: Callable[[_T], None], acquire: Callable[..., _T], *arguments: object
+    ) -> AsyncIterator[_T]:
+        """Holds what `acquire` opened; releases it, also if the call was cancelled while it opened."""
+        opening = asyncio.get_running_loop().run_in_executor(self._executor, acquire, *arguments)
+        try:
+            yield await complete(_result(opening))
+        finally:
+            if opening.exception() is None:
+                await self._run(release, opening.result())
+
     async def _run(self, work: Callable[..., _T], *arguments: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+        """Runs what can block, to its end: a cancelled call closes nothing that is still in use."""
+        running = asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+        return await complete(_result(running))
+
+
+async def _result(future: asyncio.Future[_T]) -> _T:
+    return await future
 
 
 def _read_at(fd: int, size: int, offset: int, path: bytes) -> bytes:

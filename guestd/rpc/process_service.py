@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 
 from cocoon.guest.v1 import process_service_pb2 as pb
@@ -13,6 +12,7 @@ from cocoon_rpc.interceptors import Context, checked
 from cocoon_rpc.scope import complete
 from guestd.process.command import EXEC_ID, Command, prepare
 from guestd.process.exit import exit_message, signal_number
+from guestd.process.input import InputWriter
 from guestd.process.output import OutputReader
 from guestd.process.seen import SeenIds
 from guestd.process.spawn import Process, spawn
@@ -69,6 +69,7 @@ class _Run:
         self._ended = False
         self._timed_out = False
         self._offsets = {"stdout": 0, "stderr": 0}
+        self._input = InputWriter(process)
         self._reader = OutputReader({"stdout": process.stdout, "stderr": process.stderr}, lambda: self._ended)
 
     async def stream(self, requests: AsyncIterator[pb.ExecRequest], context: Context) -> None:
@@ -76,7 +77,8 @@ class _Run:
         finished = False
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._feed(requests)), group.create_task(self._watch())]
+                watch = group.create_task(self._watch())
+                feed = [group.create_task(self._feed(requests)), group.create_task(self._input.run())]
                 await context.write(pb.ExecResponse(started=pb.ExecStarted(pid=self._process.pid)))
                 async for name, data in self._reader.chunks():
                     output = pb.ExecOutput(data=data, offset=self._offsets[name])
@@ -85,8 +87,9 @@ class _Run:
                         pb.ExecResponse(stdout=output) if name == "stdout" else pb.ExecResponse(stderr=output)
                     )
                 # A program may close its output and run on.
-                await tasks[1]
-                tasks[0].cancel()
+                await watch
+                for task in feed:
+                    task.cancel()
             finished = True
         finally:
             # A call that was cut short takes the group along; survivors of a
@@ -112,10 +115,11 @@ class _Run:
         async for request in requests:
             kind = request.WhichOneof("message")
             if kind == "stdin" and not closed:
-                await self._write(request.stdin.data)
+                await self._input.put(request.stdin.data)
             elif kind == "stdin_close":
-                closed = True
-                self._process.close_stdin()
+                if not closed:
+                    closed = True
+                    await self._input.put(None)
             elif kind == "signal":
                 number = signal_number(request.signal.signal)
                 if not self._ended:
@@ -128,18 +132,8 @@ class _Run:
                 raise StreamMessageUnexpectedError(
                     got=kind or "nothing", rule="start comes once, as the first"
                 )
-        self._process.close_stdin()
-
-    async def _write(self, data: bytes) -> None:
-        """Writes input as fast as the program takes it; drops it once nobody reads."""
-        view = memoryview(data)
-        while view and self._process.stdin is not None:
-            try:
-                view = view[os.write(self._process.stdin, view) :]
-            except BlockingIOError:
-                await _writable(self._process.stdin)
-            except OSError:
-                self._process.close_stdin()
+        if not closed:
+            await self._input.put(None)
 
 
 async def _start(requests: AsyncIterator[pb.ExecRequest]) -> pb.ExecStart:
@@ -160,13 +154,3 @@ def _timeout(start: pb.ExecStart) -> float | None:
     if seconds <= 0:
         raise InvalidFieldError(field="start.timeout", rule="must be positive")
     return min(seconds, _LONGEST_TIMEOUT_S)
-
-
-async def _writable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(fd, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(fd)

@@ -28,6 +28,7 @@ from cocoon_rpc.errors import (
     RequestIdReusedError,
     SandboxNotFoundError,
 )
+from cocoon_rpc.scope import complete
 from nodeagent.claims import ids
 from nodeagent.claims.leases import LeaseQueue, granted_ttl_ns
 from nodeagent.claims.state import Event, State, step
@@ -118,7 +119,8 @@ class ClaimManager:
         self._by_token: dict[bytes, str] = {}
         self._leases = LeaseQueue(clock)
         self._answers: dict[str, tuple[bytes, asyncio.Future[_Outcome]]] = {}
-        self._pending = 0
+        # Slow claims under way, as marks of their own.
+        self._making: set[object] = set()
         self._group: asyncio.TaskGroup | None = None
 
     def recover(self) -> None:
@@ -140,8 +142,11 @@ class ClaimManager:
                 started.set()
         finally:
             self._group = None
-            for claim in list(self._claims.values()):
-                await self._end(claim, Event.STOP, EndReason.STOPPED)
+            await complete(self._stop())
+
+    async def _stop(self) -> None:
+        for claim in list(self._claims.values()):
+            await self._end(claim, Event.STOP, EndReason.STOPPED)
 
     # -- looking
 
@@ -193,7 +198,11 @@ class ClaimManager:
         granted = self._claim_warm(ask, ttl_ns, began)
         if granted is not None:
             return granted
-        work = group.create_task(_outcome(self._claim_slow(ask, ttl_ns, began)))
+        # Marked here and not in the task, so that claims of one moment see each other.
+        mark = object()
+        self._making.add(mark)
+        work = group.create_task(_outcome(self._claim_slow(ask, ttl_ns, began, mark)))
+        work.add_done_callback(lambda _: self._making.discard(mark))
         if ask.request_id:
             self._answers[ask.request_id] = (ask.content_sha256, work)
             return await self._answer(ask, work)
@@ -239,9 +248,8 @@ class ClaimManager:
         guest = pool.pop() if pool else None
         return self._grant(ask, guest, Tier.WARM, ttl_ns, began) if guest else None
 
-    async def _claim_slow(self, ask: ClaimAsk, ttl_ns: int, began: float) -> Granted:
+    async def _claim_slow(self, ask: ClaimAsk, ttl_ns: int, began: float, mark: object) -> Granted:
         """Grants a clone if there is a golden, else a cold boot."""
-        self._pending += 1
         try:
             image, pool = self._image_and_pool(ask.key)
             guest = pool.pop() if pool else None
@@ -256,7 +264,9 @@ class ClaimManager:
             error.retry_after = self._pools.capacity.pause_s
             raise
         finally:
-            self._pending -= 1
+            # From here to the grant nothing waits: it is counted once.
+            self._making.discard(mark)
+        self._pools.capacity.succeeded()
         return self._grant(ask, guest, guest.tier, ttl_ns, began)
 
     def _image_and_pool(self, key: PoolKey) -> tuple[Image, Pool | None]:
@@ -267,7 +277,7 @@ class ClaimManager:
         return image, self._pools.by_digest(image, key)
 
     def _check_room(self) -> None:
-        if self._max_claims and len(self._claims) + self._pending >= self._max_claims:
+        if self._max_claims and len(self._claims) + len(self._making) >= self._max_claims:
             raise ClaimLimitReachedError(limit=self._max_claims)
 
     def _grant(self, ask: ClaimAsk, guest: Guest, tier: Tier, ttl_ns: int, began: float) -> Granted:

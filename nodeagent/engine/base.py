@@ -50,12 +50,15 @@ class MachineSpec:
     directory: Path
     """Does not exist yet, its parent does; the engine makes it, `kill` removes it."""
     capturable: bool = False
-    """Whether `capture` will be asked for: its memory is then a file from the start."""
+    """Whether `boot` makes a machine that `capture` takes; one from `clone` always is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """A snapshot that clones are made from. Immutable once made."""
+    """A snapshot that clones are made from. Immutable once made.
+
+    One captured from a clone may stand on that clone's golden, which must be kept.
+    """
 
     directory: Path
     image: Image
@@ -132,7 +135,7 @@ class Engine(Protocol):
         The directory appears complete or not at all.
 
         Raises:
-            CapabilityMissingError: this engine cannot.
+            CapabilityMissingError: this engine cannot, or the machine was booted without `capturable`.
             ProvisionFailedError, NodeAtCapacityError: it failed; the machine is gone.
         """
         ...

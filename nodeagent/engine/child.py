@@ -44,10 +44,10 @@ class Child:
         """Returns when it has ended and was reaped."""
         await self._ended.wait()
 
-    def kill(self) -> None:
-        """Sends SIGKILL; no effect on one that has ended."""
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Sends a signal; no effect on one that has ended."""
         if not self._ended.is_set():
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def record(self, directory: Path) -> None:
         """Writes down who it is. Raises: OSError."""
@@ -145,7 +145,7 @@ async def end_recorded(directory: Path) -> None:
         return
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):
         return
     try:
         # The pidfd holds whoever has the pid now; only then is the start time its own.

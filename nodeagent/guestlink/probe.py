@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from dataclasses import dataclass
@@ -39,15 +40,26 @@ class Identity:
 async def wait_ready(channel: grpc.aio.Channel, *, timeout: float) -> pb.ProbeResponse:
     """Waits for the guest's first answer.
 
+    grpc waits for a connection; one that breaks under the call (guestd restarts, or a
+    lane comes back) is tried again here.
+
     Raises:
         GuestUnreachableError: none came within `timeout` seconds.
     """
     stub = host_service_pb2_grpc.HostServiceStub(channel)
-    try:
-        response: pb.ProbeResponse = await stub.Probe(pb.ProbeRequest(), timeout=timeout, wait_for_ready=True)
-    except grpc.aio.AioRpcError as error:
-        raise GuestUnreachableError(f"no answer within {timeout:.0f} s ({error.code().name})") from error
-    return response
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout
+    while True:
+        try:
+            response: pb.ProbeResponse = await stub.Probe(
+                pb.ProbeRequest(), timeout=max(deadline - clock(), 0), wait_for_ready=True
+            )
+            return response
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or clock() >= deadline:
+                raise GuestUnreachableError(
+                    f"no answer within {timeout:.0f} s ({error.code().name})"
+                ) from error
 
 
 async def renew_identity(channel: grpc.aio.Channel, identity: Identity, *, timeout: float) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from cocoon_rpc.errors import CocoonError, NodeAtCapacityError
+from cocoon_rpc.scope import complete
 from nodeagent.clock import Clock
 from nodeagent.engine.base import Golden
 from nodeagent.model import Image, PoolKey
@@ -120,11 +121,15 @@ class Pool:
                             group.create_task(self._refill(group))
                     await self._wait_for_kick()
         finally:
-            warm, self._warm = self._warm, []
-            for guest in warm:
-                await guest.close()
-            self.golden = None
-            await asyncio.to_thread(shutil.rmtree, self._golden_directory, ignore_errors=True)
+            # Whole, whoever cancels meanwhile: a pool that drains may be in a node that stops.
+            await complete(self._drain())
+
+    async def _drain(self) -> None:
+        warm, self._warm = self._warm, []
+        for guest in warm:
+            await guest.close()
+        self.golden = None
+        await asyncio.to_thread(shutil.rmtree, self._golden_directory, ignore_errors=True)
 
     def _to_start(self) -> int:
         wanted = shortfall(target=self.target, warm=self.warm, refilling=self.refilling)

@@ -61,8 +61,8 @@ class Sandbox:
         self._endpoint = sandbox.guest_endpoint or self.owner
         self.deadline = sandbox.expire_time.ToDatetime(tzinfo=UTC)
         self.template_digest = sandbox.template_digest
-        self.tier = _word(sandbox, "tier", "CLAIM_TIER_")
-        self.isolation = _word(sandbox, "isolation", "ISOLATION_")
+        self.tier = _word("ClaimTier", sandbox.tier, "CLAIM_TIER_")
+        self.isolation = _word("Isolation", sandbox.isolation, "ISOLATION_")
         self.provision_seconds = sandbox.provision_duration.ToNanoseconds() / 1e9
 
     def __repr__(self) -> str:
@@ -193,8 +193,7 @@ class Sandbox:
         return self._client._channels.get(self._endpoint)
 
 
-def _word(sandbox: sandbox_pb2.Sandbox, field: str, prefix: str) -> str:
-    """Returns an enum field's value in lower case; one that this SDK does not know, as its number."""
-    number = getattr(sandbox, field)
-    value = sandbox.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
+def _word(enum: str, number: int, prefix: str) -> str:
+    """Returns an enum's value in lower case; one that this SDK does not know, as its number."""
+    value = sandbox_pb2.DESCRIPTOR.enum_types_by_name[enum].values_by_number.get(number)
     return value.name.removeprefix(prefix).lower() if value else str(number)

@@ -80,6 +80,12 @@ class NodeProcess:
             raise AssertionError(f"the node did not start: {self.log.read_text()[-2000:]}")
         return self
 
+    def kill(self) -> None:
+        """Ends the agent as a crash would; what it ran is left to the next one."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
     def _read(self) -> None:
         """Copies the log, and finds the line that says where the node listens."""
         assert self.process.stderr is not None

@@ -28,8 +28,8 @@ from nodeagent.engine.local import launcher
 from nodeagent.guestlink.lanes import UnixLane
 from nodeagent.model import Accelerator, Isolation
 
-_UNSHARE = "/usr/bin/unshare"
 _LOG = "launcher.log"
+_END_LIMIT_S = 5.0
 
 
 class LocalMachine:
@@ -47,7 +47,7 @@ class LocalMachine:
 
     @property
     def pid(self) -> int:
-        """The pid of the namespaces' holder on the host."""
+        """The holder's pid; see `launcher`."""
         return self._child.pid
 
     @property
@@ -71,7 +71,7 @@ class LocalMachine:
                 continue
 
     async def wait(self) -> None:
-        """Returns when the namespaces are gone."""
+        """Returns when the holder has ended."""
         await self._child.wait()
 
     async def console(self) -> str:
@@ -83,9 +83,7 @@ class LocalMachine:
         await complete(self._kill())
 
     async def _kill(self) -> None:
-        # --kill-child: pid 1 dies with the holder, the kernel ends the rest.
-        self._child.kill()
-        await self._child.wait()
+        await _end(self._child)
         await _removed(self._spec.directory)
 
 
@@ -98,7 +96,7 @@ class LocalEngine:
             raise ProvisionFailedError(
                 stage="prepare", cause="engine local needs root for namespaces and mounts"
             )
-        for tool in ("unshare", "mount", "ip"):
+        for tool in ("mount", "ip"):
             if shutil.which(tool) is None:
                 raise ProvisionFailedError(
                     stage="prepare",
@@ -114,7 +112,6 @@ class LocalEngine:
         try:
             (spec.directory / "share").mkdir(mode=0o700, parents=True)
             argv = [
-                _UNSHARE, "--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--kill-child",
                 sys.executable, "-I", "-S", launcher.__file__,
                 str(spec.directory.absolute()), *(str(layer.absolute()) for layer in spec.image.layers),
             ]  # fmt: skip
@@ -122,8 +119,7 @@ class LocalEngine:
             child.record(spec.directory)
         except OSError as error:
             if child is not None:
-                child.kill()
-                await complete(child.wait())
+                await complete(_end(child))
             await complete(_removed(spec.directory))
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise NodeAtCapacityError(resource="disk", cause=str(error)) from error
@@ -145,6 +141,18 @@ class LocalEngine:
         await _removed(directory)
 
 
+async def _end(holder: Child) -> None:
+    """Ends a machine's processes; the holder goes last."""
+    holder.kill(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_END_LIMIT_S):
+            await holder.wait()
+    except TimeoutError:
+        # Then the kernel kills pid 1.
+        holder.kill()
+        await holder.wait()
+
+
 async def _removed(directory: Path) -> None:
     """Removes a machine's directory; its mounts end a moment after its last process."""
     for _ in range(200):
@@ -156,8 +164,9 @@ async def _removed(directory: Path) -> None:
 
 def _descendants(pid: int) -> list[int]:
     """Returns the processes below `pid`, parents first."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *_descendants(int(child))]
-    return found
+    return [each for child in _children(pid) for each in (child, *_descendants(child))]
+
+
+def _children(pid: int) -> list[int]:
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text().split()]

@@ -1,9 +1,12 @@
-"""First process of a `local` machine: builds its root, then runs guestd and reaps.
+"""First processes of a `local` machine: one that holds it, and pid 1 of its namespaces.
 
-Runs as pid 1 of fresh mount, pid, ipc, uts and net namespaces, by the host's Python
-without site-packages, and imports the standard library only: after the root is
-switched there is nothing left to import from. All mounts are in the namespace, so
-they end with it.
+The holder stays on the host; SIGTERM makes it kill pid 1, and when it has ended, every
+process and mount of the machine has. If it is killed itself, the kernel kills pid 1.
+Pid 1 builds the machine's root in fresh mount, ipc, uts and net namespaces, then runs
+guestd and reaps.
+
+Run by the host's Python without site-packages, with the standard library only: after
+the root is switched there is nothing left to import from.
 
 Arguments: the machine's directory, then the image's layers, bottom first.
 """
@@ -13,11 +16,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
+import signal
 import stat
 import subprocess
 import sys
 
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND = 1, 2, 4, 8, 4096
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 1 << 12, 1 << 14, 1 << 18
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWPID, _CLONE_NEWNET = (
+    1 << bit for bit in (17, 26, 27, 29, 30)
+)
+_PR_SET_PDEATHSIG = 1
 _MNT_DETACH = 2
 _SYS_PIVOT_ROOT = 155
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,11 +44,17 @@ _DEVICES = {
 }
 
 
+def _check(result: int, what: str) -> None:
+    """Raises: OSError, if a C call failed."""
+    if result:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
     """Mounts; makes the target if needed. Raises: OSError."""
     os.makedirs(target, exist_ok=True)
-    if _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()):
-        raise OSError(ctypes.get_errno(), f"mount {kind} on {target}: {os.strerror(ctypes.get_errno())}")
+    result = _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode())
+    _check(result, f"mount {kind} on {target}")
 
 
 def build_root(directory: str, layers: list[str]) -> str:
@@ -82,10 +97,8 @@ def build_root(directory: str, layers: list[str]) -> str:
 def switch_root(root: str) -> None:
     """Makes `root` the root and lets go of the host's. Raises: OSError."""
     os.chdir(root)
-    if _libc.syscall(_SYS_PIVOT_ROOT, b".", b"."):
-        raise OSError(ctypes.get_errno(), "pivot_root: " + os.strerror(ctypes.get_errno()))
-    if _libc.umount2(b".", _MNT_DETACH):
-        raise OSError(ctypes.get_errno(), "umount of the host's root: " + os.strerror(ctypes.get_errno()))
+    _check(_libc.syscall(_SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount of the host's root")
     os.chdir("/")
 
 
@@ -102,14 +115,51 @@ def reap_until(child: int) -> int:
             return os.waitstatus_to_exitcode(status) & 0xFF
 
 
-def main(directory: str, layers: list[str]) -> int:
-    """Builds the root, runs guestd in it, and ends when it ends."""
+def init(directory: str, layers: list[str], holder: int) -> int:
+    """Is pid 1: builds the root, runs guestd in it, and ends when it ends.
+
+    `holder` is a pipe whose other end the holder alone has.
+    """
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
+    if select.select([holder], [], [], 0)[0]:
+        # It ended before the line above could tie us to it.
+        return 1
+    _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS | _CLONE_NEWIPC | _CLONE_NEWNET), "unshare")
+    mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     switch_root(build_root(directory, layers))
     child = os.fork()
     if child == 0:
         os.execve(GUESTD[0], GUESTD, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"})  # noqa: S606
     return reap_until(child)
+
+
+def hold(child: int) -> int:
+    """Returns pid 1's exit code when it has ended; SIGTERM ends it.
+
+    The signals are blocked already, so none is missed; a stop of pid 1 is no end of it.
+    """
+    while True:
+        if signal.sigwait({signal.SIGTERM, signal.SIGCHLD}) == signal.SIGTERM:
+            os.kill(child, signal.SIGKILL)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def main(directory: str, layers: list[str]) -> int:
+    """Splits into holder and pid 1."""
+    waited = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    _check(_libc.unshare(_CLONE_NEWPID), "unshare")
+    theirs, ours = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(theirs)
+        return hold(child)
+    os.close(ours)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
+    return init(directory, layers, theirs)
 
 
 if __name__ == "__main__":

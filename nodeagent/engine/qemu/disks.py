@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from cocoon_rpc.errors import NodeAtCapacityError
 from nodeagent.engine.child import run_tool
 
 COW_BYTES = 10 * 2**30
@@ -52,3 +53,11 @@ def overlay_of(backing: Path) -> Path:
 def copy_overlay(backing: Path, target: Path) -> None:
     """Gives a machine its disk. Raises: OSError."""
     shutil.copyfile(overlay_of(backing), target)
+
+
+def require_free(directory: Path, size: int) -> None:
+    """Raises: NodeAtCapacityError: the directory's file system has no `size` bytes left. OSError."""
+    free = shutil.disk_usage(directory).free
+    if free < size:
+        cause = f"{size // 2**20} MiB are needed in {directory}, {free // 2**20} MiB are free"
+        raise NodeAtCapacityError(resource="disk", cause=cause)

@@ -3,6 +3,7 @@
 A golden is three files: `ram` (guest memory, which each clone maps privately, so
 clones share what they have not written), `state` (devices, some 14 KB) and
 `cow.qcow2` (the disk that clones' overlays stand on); its manifest is written last.
+The golden of a clone has its memory whole, but its disk stands on its ancestor's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cocoon_rpc.errors import (
 from cocoon_rpc.scope import complete
 from nodeagent.engine.base import EngineFacts, Golden, Machine, MachineSpec
 from nodeagent.engine.child import end_recorded, pair, run_tool, start
-from nodeagent.engine.qemu import accel, argv, disks
+from nodeagent.engine.qemu import accel, argv, disks, ram
 from nodeagent.engine.qemu.machine import COW, LOG, RAM, SERIAL, QemuMachine, failure
 from nodeagent.engine.qemu.qmp import Monitor, MonitorError
 from nodeagent.model import Accelerator, Isolation
@@ -130,39 +131,48 @@ class QemuEngine:
         return machine
 
     async def capture(self, machine: Machine, directory: Path) -> Golden:
-        """Snapshots a machine that was booted to be captured, and ends it."""
+        """Snapshots a machine that was booted to be captured, or cloned, and ends it."""
         assert isinstance(machine, QemuMachine)
         try:
-            if not machine.can_capture:
-                raise CapabilityMissingError(capability="capture of this machine", engine="qemu")
-            return await self._capture(machine, directory)
+            if machine.memory.path is None:
+                raise CapabilityMissingError(
+                    capability="capture of a machine booted without it", engine="qemu"
+                )
+            return await self._capture(machine, machine.memory.path, directory)
         finally:
             await machine.kill()
 
-    async def _capture(self, machine: QemuMachine, directory: Path) -> Golden:
-        source, parts = machine.spec.directory, directory.with_name(directory.name + ".new")
+    async def _capture(self, machine: QemuMachine, memory: Path, directory: Path) -> Golden:
+        parts, cloned = directory.with_name(directory.name + ".new"), not machine.memory.shared
         await asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True)
         try:
             parts.mkdir(mode=0o700)
+            if cloned:
+                await complete(asyncio.to_thread(ram.copy_sparse, memory, parts / RAM))
             await machine.pause()
             await machine.command(
                 "capture", "xen-save-devices-state", filename=str(parts / STATE), live=False
             )
+            if cloned:
+                await complete(asyncio.to_thread(ram.overlay_written, machine.pid, memory, parts / RAM))
             # Disks were flushed by the pause; the rest goes by itself.
             await machine.command("capture", "quit")
             async with asyncio.timeout(_QUIT_LIMIT_S):
                 await machine.wait()
-            (source / RAM).rename(parts / RAM)
-            (source / COW).rename(parts / COW)
+            if not cloned:
+                memory.rename(parts / RAM)
+            (machine.spec.directory / COW).rename(parts / COW)
             await disks.make_overlay(directory / COW, "qcow2", disks.overlay_of(parts / COW))
             facts = {"image": machine.spec.image.digest, "size": machine.spec.size.label}
             (parts / MANIFEST).write_text(json.dumps(facts))
             parts.rename(directory)
+        except ram.MappingError as error:
+            raise ProvisionFailedError(stage="capture", cause=str(error)) from error
         except OSError as error:
             # TimeoutError is one, too.
             raise _typed("capture", error) from error
         finally:
-            await asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True)
+            await complete(asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True))
         return Golden(directory, machine.spec.image, machine.spec.size)
 
     async def reap(self, directory: Path) -> None:
@@ -187,6 +197,9 @@ class QemuEngine:
         ours, theirs = pair()
         child = None
         try:
+            if memory.shared:
+                # QEMU is killed, not told, when its memory file finds no block left.
+                disks.require_free(spec.directory.parent, spec.size.memory_bytes)
             spec.directory.mkdir(mode=0o700)
             disks.copy_overlay(backing, spec.directory / COW)
             command = argv.build(
@@ -209,7 +222,7 @@ class QemuEngine:
             child.record(spec.directory)
             monitor = Monitor(spec.machine_id)
             await monitor.open(ours)
-            return QemuMachine(spec, child, monitor, captured=memory.shared)
+            return QemuMachine(spec, child, monitor, memory)
         except BaseException as error:
             ours.close()
             theirs.close()

@@ -11,7 +11,7 @@ from cocoon_rpc.errors import CocoonError, NodeAtCapacityError, ProvisionFailedE
 from cocoon_rpc.scope import complete
 from nodeagent.engine.base import MachineSpec
 from nodeagent.engine.child import Child, printable, tail
-from nodeagent.engine.qemu.argv import CONSOLE_BYTES
+from nodeagent.engine.qemu.argv import CONSOLE_BYTES, Memory
 from nodeagent.engine.qemu.qmp import Monitor, MonitorError
 from nodeagent.guestlink.lanes import SerialLane
 
@@ -24,11 +24,11 @@ RAM = "ram"
 class QemuMachine:
     """A machine; see `nodeagent.engine.base.Machine`."""
 
-    def __init__(self, spec: MachineSpec, child: Child, monitor: Monitor, *, captured: bool) -> None:
-        """Takes a started process and its monitor; `captured`: its memory is a file to be."""
+    def __init__(self, spec: MachineSpec, child: Child, monitor: Monitor, memory: Memory) -> None:
+        """Takes a started process, its monitor and where its memory lies."""
         self.spec = spec
         self.monitor = monitor
-        self.can_capture = captured
+        self.memory = memory
         self._child = child
         self._killed = False
 

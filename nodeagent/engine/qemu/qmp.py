@@ -10,6 +10,7 @@ from typing import Any
 from qemu.qmp import QMPClient, QMPError
 
 LIMIT_S = 30.0
+_TEXT_LIMIT = 300
 
 
 class MonitorError(Exception):
@@ -52,4 +53,5 @@ class Monitor:
 
 
 def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    """Returns what went wrong in one line; the package's messages may have several, with raw bytes."""
+    return " ".join(str(error).split())[:_TEXT_LIMIT] or type(error).__name__

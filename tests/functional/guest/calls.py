@@ -114,12 +114,12 @@ async def python(guest: Guest, script: str, *arguments: str, user: str = "") -> 
 
 
 @contextmanager
-def refused(kind: type[CocoonError], **metadata: str) -> Iterator[None]:
+def refused(expected: type[CocoonError], /, **metadata: str) -> Iterator[None]:
     """Expects a call to be refused with this typed error."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         yield
     error = from_rpc_error(caught.value)
-    assert type(error) is kind, repr(error)
+    assert type(error) is expected, repr(error)
     facts = {key: error.metadata[key] for key in metadata}
     assert facts == metadata
 
@@ -137,13 +137,13 @@ async def alive(guest: Guest, pid: int) -> bool:
     return result.exit.code == 0
 
 
-async def gone(guest: Guest, pid: int) -> None:
-    """Waits until a process is no more, within 2 s."""
+async def gone(guest: Guest, pid: int, *, limit_s: float = 5.0) -> None:
+    """Waits until a process is no more."""
 
     async def absent() -> bool:
         return not await alive(guest, pid)
 
-    await until(absent, limit_s=5)
+    await until(absent, limit_s=limit_s)
 
 
 def files(guest: Guest) -> Any:
@@ -201,5 +201,28 @@ def write_requests(
 
 async def write(guest: Guest, path: str | bytes, content: bytes, **start: Any) -> int:
     """Writes a file; returns the size it was told."""
-    response = await files(guest).Write(iter(write_requests(path, content, **start)), timeout=LIMIT_S)
-    return response.size_bytes
+    return await send_write(guest, *write_requests(path, content, **start), half_close=True)
+
+
+async def begin_write(guest: Guest, path: str | bytes, **start: Any) -> None:
+    """Sends only the start of a write, which is to be refused."""
+    await send_write(guest, files_pb.WriteRequest(start=files_pb.WriteStart(**path_of(path), **start)))
+
+
+async def send_write(guest: Guest, *requests: files_pb.WriteRequest, half_close: bool = False) -> int:
+    """Sends a write as it is; returns the size it was told.
+
+    To see a refusal, end with the message that is refused: what grpc.aio is still
+    sending when the status comes turns the status into its own INTERNAL.
+    """
+    call = files(guest).Write(timeout=LIMIT_S)
+    try:
+        for request in requests:
+            await call.write(request)
+        if half_close:
+            await call.done_writing()
+        response = await call
+    finally:
+        call.cancel()
+    size: int = response.size_bytes
+    return size

@@ -10,7 +10,18 @@ import pytest
 from cocoon.guest.v1 import file_service_pb2 as pb
 from cocoon_rpc import errors
 from nodeagent.pool.provision import Guest
-from tests.functional.guest.calls import files, python, read, read_all, refused, shell, write, write_requests
+from tests.functional.guest.calls import (
+    begin_write,
+    files,
+    python,
+    read,
+    read_all,
+    refused,
+    send_write,
+    shell,
+    write,
+    write_requests,
+)
 
 BIG = 3 * 1024 * 1024 + 7
 NOT_REGULAR = [
@@ -19,7 +30,10 @@ NOT_REGULAR = [
     ("/dev/null", "device"),
     ("/tmp/socket", "socket"),
 ]
-MAKE_ODD = "rm -f /tmp/pipe /tmp/socket; mkfifo /tmp/pipe; python3 -c 'import socket; socket.socket(1).bind(\"/tmp/socket\")'"
+MAKE_ODD = """
+mkfifo /tmp/pipe
+python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/tmp/socket")'
+"""
 BAD_PATHS = [
     ("path", {"path": ""}),
     ("path", {"path": "/tmp/a", "raw_path": b"/tmp/a"}),
@@ -77,7 +91,7 @@ async def test_write_refuses_what_is_not_regular_without_hanging(guest_any: Gues
     for path, kind in [*NOT_REGULAR, ("/", "directory")]:
         with refused(errors.FileNotRegularError, path=path, kind=kind):
             async with asyncio.timeout(5):
-                await write(guest_any, path, b"x")
+                await begin_write(guest_any, path)
 
 
 async def test_read_of_a_missing_file_is_typed(guest_any: Guest) -> None:
@@ -89,7 +103,7 @@ async def test_read_of_a_missing_file_is_typed(guest_any: Guest) -> None:
 async def test_write_into_a_missing_parent_is_typed(guest_any: Guest) -> None:
     for path in ("/tmp/missing/file", "/etc/passwd/x"):
         with refused(errors.FileNotFoundError, path=path):
-            await write(guest_any, path, b"x")
+            await begin_write(guest_any, path)
 
 
 async def test_symlink_is_followed_and_stays_one(guest_any: Guest) -> None:
@@ -112,7 +126,7 @@ async def test_symlink_loop_is_typed(guest_any: Guest) -> None:
     with refused(errors.FileOperationFailedError, path="/tmp/a", errno="ELOOP"):
         await read(guest_any, "/tmp/a")
     with refused(errors.FileOperationFailedError, path="/tmp/a", errno="ELOOP"):
-        await write(guest_any, "/tmp/a", b"x")
+        await begin_write(guest_any, "/tmp/a")
     assert await shell(guest_any, "readlink /tmp/a /tmp/b") == "/tmp/b\n/tmp/a"
 
 
@@ -151,10 +165,9 @@ async def test_write_sets_the_mode_it_is_given(guest_any: Guest) -> None:
 
 async def test_write_refuses_a_mode_beyond_the_permission_bits(guest_any: Guest) -> None:
     with refused(errors.InvalidFieldError, field="start.mode"):
-        await write(guest_any, "/tmp/mode", b"", mode=0o10000)
+        await begin_write(guest_any, "/tmp/mode", mode=0o10000)
 
 
-DONE = pb.WriteRequest(done=pb.WriteDone())
 START = pb.WriteRequest(start=pb.WriteStart(path="/tmp/w/file"))
 
 
@@ -163,22 +176,21 @@ def _chunk(data: bytes, offset: int) -> pb.WriteRequest:
 
 
 BROKEN: dict[str, tuple[type[errors.CocoonError], dict[str, str], list[pb.WriteRequest]]] = {
-    "cut": (errors.StreamMessageUnexpectedError, {}, [START, _chunk(b"new", 0)]),
-    "gap": (errors.InvalidFieldError, {"field": "chunk.offset"}, [START, _chunk(b"a", 1), DONE]),
+    "gap": (errors.InvalidFieldError, {"field": "chunk.offset"}, [START, _chunk(b"a", 1)]),
     "overlap": (
         errors.InvalidFieldError,
         {"field": "chunk.offset"},
-        [START, _chunk(b"aa", 0), _chunk(b"a", 1), DONE],
+        [START, _chunk(b"aa", 0), _chunk(b"a", 1)],
     ),
-    "long_chunk": (
-        errors.InvalidFieldError,
-        {"field": "chunk.data"},
-        [START, _chunk(b"x" * (2**20 + 1), 0), DONE],
-    ),
-    "second_start": (errors.StreamMessageUnexpectedError, {"got": "start"}, [START, START, DONE]),
-    "empty_message": (errors.StreamMessageUnexpectedError, {}, [START, pb.WriteRequest(), DONE]),
-    "no_start": (errors.StreamStartRequiredError, {"got": "chunk"}, [_chunk(b"x", 0), DONE]),
-    "nothing": (errors.StreamStartRequiredError, {}, []),
+    "long_chunk": (errors.InvalidFieldError, {"field": "chunk.data"}, [START, _chunk(b"x" * (2**20 + 1), 0)]),
+    "second_start": (errors.StreamMessageUnexpectedError, {"got": "start"}, [START, START]),
+    "empty_message": (errors.StreamMessageUnexpectedError, {}, [START, pb.WriteRequest()]),
+    "no_start": (errors.StreamStartRequiredError, {"got": "chunk"}, [_chunk(b"x", 0)]),
+}
+CUT: dict[str, tuple[type[errors.CocoonError], list[pb.WriteRequest]]] = {
+    "without_done": (errors.StreamMessageUnexpectedError, [START, _chunk(b"new", 0)]),
+    "without_content": (errors.StreamMessageUnexpectedError, [START]),
+    "without_anything": (errors.StreamStartRequiredError, []),
 }
 
 
@@ -186,7 +198,15 @@ async def test_broken_write_is_typed_and_changes_nothing(guest_any: Guest) -> No
     await shell(guest_any, "mkdir -p /tmp/w && echo old >/tmp/w/file")
     for kind, facts, requests in BROKEN.values():
         with refused(kind, **facts):
-            await files(guest_any).Write(iter(requests), timeout=20)
+            await send_write(guest_any, *requests)
+        assert await shell(guest_any, "ls -A /tmp/w; cat /tmp/w/file") == "file\nold"
+
+
+async def test_write_that_ends_without_done_is_typed_and_changes_nothing(guest_any: Guest) -> None:
+    await shell(guest_any, "mkdir -p /tmp/w && echo old >/tmp/w/file")
+    for kind, requests in CUT.values():
+        with refused(kind):
+            await send_write(guest_any, *requests, half_close=True)
         assert await shell(guest_any, "ls -A /tmp/w; cat /tmp/w/file") == "file\nold"
 
 
@@ -211,9 +231,7 @@ async def test_bad_path_fields_are_typed(guest_any: Guest) -> None:
             async for _ in files(guest_any).Read(pb.ReadRequest(**path), timeout=20):
                 pass
         with refused(errors.InvalidFieldError, field="start." + field):
-            await files(guest_any).Write(
-                iter([pb.WriteRequest(start=pb.WriteStart(**path)), DONE]), timeout=20
-            )
+            await send_write(guest_any, pb.WriteRequest(start=pb.WriteStart(**path)))
 
 
 async def test_raw_path_need_not_be_utf8(guest_any: Guest) -> None:
@@ -236,14 +254,15 @@ async def test_name_of_255_bytes_is_written(guest_any: Guest) -> None:
 
 async def test_name_of_256_bytes_is_typed(guest_any: Guest) -> None:
     with refused(errors.FileOperationFailedError, errno="ENAMETOOLONG"):
-        await write(guest_any, "/tmp/" + "n" * 256, b"x")
+        await begin_write(guest_any, "/tmp/" + "n" * 256)
 
 
 async def test_full_file_system_is_typed_and_leaves_the_old_file(guest_any: Guest) -> None:
     await shell(guest_any, "mkdir -p /tmp/full && mount -t tmpfs -o size=1m tmpfs /tmp/full")
     await write(guest_any, "/tmp/full/file", b"old")
     with refused(errors.FileSystemFullError, path="/tmp/full/file"):
-        await write(guest_any, "/tmp/full/file", bytes(2 * 1024 * 1024))
+        # A mebibyte is what guestd writes at a time, and the old file has a page of the room.
+        await send_write(guest_any, *write_requests("/tmp/full/file", bytes(2**20), done=False))
     assert await shell(guest_any, "ls -A /tmp/full") == "file"
     assert await read(guest_any, "/tmp/full/file") == b"old"
 
@@ -251,4 +270,4 @@ async def test_full_file_system_is_typed_and_leaves_the_old_file(guest_any: Gues
 async def test_write_to_a_read_only_place_is_typed(guest_any: Guest) -> None:
     await shell(guest_any, "mkdir -p /tmp/ro && mount -t tmpfs -o ro tmpfs /tmp/ro")
     with refused(errors.FileOperationFailedError, errno="EROFS"):
-        await write(guest_any, "/tmp/ro/file", b"x")
+        await begin_write(guest_any, "/tmp/ro/file")
