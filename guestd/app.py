@@ -14,10 +14,10 @@ import grpc.aio
 
 from cocoon.guest.host.v1 import host_service_pb2_grpc
 from cocoon.guest.v1 import file_service_pb2_grpc, guest_service_pb2_grpc, process_service_pb2_grpc
-from cocoon_rpc.interceptors import ErrorInterceptor
 from guestd.bridge import Bridge
 from guestd.identity import Renewer, Step
 from guestd.process.seen import SeenIds
+from guestd.rpc.calls import OpenCalls
 from guestd.rpc.file_service import FileService
 from guestd.rpc.guest_service import GuestService
 from guestd.rpc.host_service import HostService
@@ -25,6 +25,7 @@ from guestd.rpc.process_service import ProcessService
 
 _FILE_THREADS = 4
 _STOP_GRACE_S = 1.0
+_CLEAN_UP_LIMIT_S = 2.0
 _OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.so_reuseport", 0),
     # The host asks after 20 s of silence; see its link.
@@ -45,7 +46,8 @@ async def run(path: Path, *, bridge: bool, steps: list[Step], stop: asyncio.Even
     # Closed by hand below: waiting for a thread that is stuck on a disk would hold the stop.
     for_files = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="guestd-files")
     for_host = ThreadPoolExecutor(1, thread_name_prefix="guestd-host")
-    server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=_OPTIONS)
+    calls = OpenCalls()
+    server = grpc.aio.server(interceptors=(calls,), options=_OPTIONS)
     processes = ProcessService(SeenIds(time.monotonic))
     process_service_pb2_grpc.add_ProcessServiceServicer_to_server(processes, server)
     file_service_pb2_grpc.add_FileServiceServicer_to_server(FileService(for_files), server)
@@ -69,8 +71,9 @@ async def run(path: Path, *, bridge: bool, steps: list[Step], stop: asyncio.Even
             for task in (*tasks, *joined):
                 task.cancel()
     finally:
-        # Once more for a bridge that failed: programs are killed by their own calls.
+        # Once more, for a bridge that failed.
         await server.stop(None)
+        await calls.wait_none(_CLEAN_UP_LIMIT_S)
         for executor in (for_files, for_host):
             executor.shutdown(wait=False, cancel_futures=True)
         path.unlink(missing_ok=True)

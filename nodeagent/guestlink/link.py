@@ -1,22 +1,30 @@
 """One gRPC channel for one guest, whatever the lane.
 
 grpc cannot use a lane's socket, so a link listens on a local unix socket of its
-own, and each connection of the channel is joined to the lane anew (decision 5).
+own, and for each connection of the channel opens the lane anew: nonce line, echo,
+then bytes both ways, unparsed (decision 5). A connection of the channel that ends
+takes its lane connection with it, and the other way round.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 import socket
 from pathlib import Path
 
 import grpc.aio
+import structlog
 
-from nodeagent.guestlink.joint import Joint
-from nodeagent.guestlink.lanes import Lane, UnixLane
+from nodeagent.guestlink.lanes import Lane, LaneError, UnixLane
 
+NONCE_PREFIX = b"COCOON-LANE 1 "
+_ECHO_WAIT_S = 0.25
+_JUNK_LIMIT = 64 * 1024 * 1024
+_CHUNK = 256 * 1024
 _PATH_LIMIT = 107
-_BACKLOG = 8
+_log = structlog.get_logger()
 
 CHANNEL_OPTIONS = (
     # A channel belongs to one machine: never share a connection with another's.
@@ -43,7 +51,7 @@ class GuestLink:
         self._path = socket_path
         self._channel: grpc.aio.Channel | None = None
         self._server: asyncio.Server | None = None
-        self._joints: set[Joint] = set()
+        self._connections: set[asyncio.Task[None]] = set()
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -57,15 +65,17 @@ class GuestLink:
         Raises:
             OSError: the socket cannot be made (also: its path is too long).
         """
-        straight = isinstance(self._lane, UnixLane)
-        target = (self._lane.path if isinstance(self._lane, UnixLane) else self._path).absolute()
-        if len(str(target).encode()) > _PATH_LIMIT:
-            raise OSError(f"{target}: unix sockets have at most {_PATH_LIMIT} bytes; use a shorter data_dir")
-        if not straight:
-            self._server = await asyncio.get_running_loop().create_unix_server(
-                self._protocol, sock=_listener(target)
-            )
-        self._channel = grpc.aio.insecure_channel(f"unix:{target}", options=CHANNEL_OPTIONS)
+        if isinstance(self._lane, UnixLane):
+            target = self._lane.path
+        else:
+            target = self._path
+            if len(str(target).encode()) > _PATH_LIMIT:
+                raise OSError(
+                    f"{target}: unix sockets have at most {_PATH_LIMIT} bytes; use a shorter data_dir"
+                )
+            self._server = await asyncio.start_unix_server(self._serve, str(target), limit=_CHUNK)
+            target.chmod(0o600)
+        self._channel = grpc.aio.insecure_channel(f"unix:{target.absolute()}", options=CHANNEL_OPTIONS)
 
     async def close(self) -> None:
         """Ends the channel and every connection; nothing is left. Idempotent."""
@@ -75,32 +85,93 @@ class GuestLink:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-            for joint in tuple(self._joints):
-                await joint.close()
-            self._path.unlink(missing_ok=True)
+            for task in self._connections:
+                task.cancel()
+            if self._connections:
+                await asyncio.wait(self._connections)
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
 
-    def _protocol(self) -> asyncio.BaseProtocol:
-        return Joint(self._lane, began=self._began, ended=self._joints.discard).near
-
-    def _began(self, joint: Joint) -> None:
-        # A new connection of the channel means that the one before is given up; a
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        # A new connection of the channel means the one before is given up; the
         # serial port holds one at a time.
-        for other in self._joints:
-            other.abort()
-        self._joints.add(joint)
-        if self._server is None:
-            joint.abort()
+        for other in self._connections - {task}:
+            other.cancel()
+        try:
+            await self._join(reader, writer)
+        except (OSError, LaneError, EOFError) as error:
+            _log.debug("lane_ended", lane=type(self._lane).__name__, cause=str(error))
+        except asyncio.CancelledError:
+            # Ours (close, or a newer connection); the server must not log it.
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sock = await self._lane.connect()
+        lane_reader, lane_writer = await _streams(sock)
+        try:
+            await _shake(lane_reader, lane_writer)
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_pump(reader, lane_writer)),
+                    group.create_task(_pump(lane_reader, writer)),
+                ]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    task.cancel()
+        finally:
+            lane_writer.transport.abort()
 
 
-def _listener(path: Path) -> socket.socket:
-    """Returns a listening socket that only this user could ever connect to."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+async def _streams(sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
-        listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen(_BACKLOG)
+        return await asyncio.open_connection(sock=sock, limit=_CHUNK)
     except BaseException:
-        listener.close()
+        sock.close()
         raise
-    return listener
+
+
+async def _shake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Sends nonce lines until one comes back; all before it is another connection's and is dropped.
+
+    A line may get lost while the guest boots or in the middle of an old
+    connection's frame, so a new one follows every 250 ms.
+    """
+    junk = 0
+    while True:
+        line = NONCE_PREFIX + secrets.token_hex(16).encode() + b"\n"
+        writer.write(line)
+        await writer.drain()
+        try:
+            async with asyncio.timeout(_ECHO_WAIT_S):
+                while True:
+                    junk += await _skip_to(reader, line, _JUNK_LIMIT - junk)
+                    return
+        except TimeoutError:
+            continue
+
+
+async def _skip_to(reader: asyncio.StreamReader, line: bytes, limit: int) -> int:
+    """Reads until `line` has just come, byte-exact; returns how many bytes came before."""
+    skipped = 0
+    while True:
+        try:
+            before = await reader.readuntil(line)
+        except asyncio.LimitOverrunError as error:
+            dropped = await reader.readexactly(error.consumed)
+            skipped += len(dropped)
+        else:
+            return skipped + len(before) - len(line)
+        if skipped > limit:
+            raise LaneError("the guest sends without end and never echoes the nonce")
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(_CHUNK):
+        writer.write(data)
+        await writer.drain()

@@ -18,8 +18,9 @@ import grpc.aio
 import pytest
 
 from cocoon.guest.host.v1 import host_service_pb2, host_service_pb2_grpc
+from cocoon.guest.v1 import file_service_pb2 as files_pb
+from cocoon.guest.v1 import file_service_pb2_grpc, process_service_pb2_grpc
 from cocoon.guest.v1 import process_service_pb2 as pb
-from cocoon.guest.v1 import process_service_pb2_grpc
 from guestd import app
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,13 +33,17 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@asynccontextmanager
-async def _guestd(path: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], grpc.aio.Channel]]:
-    process = subprocess.Popen(
+def _start(path: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         [sys.executable, "-m", "guestd", "--socket", str(path), "--no-bridge", "--identity", "namespace"],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto' / 'python'}"},
         stderr=subprocess.PIPE,
     )
+
+
+@asynccontextmanager
+async def _guestd(path: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], grpc.aio.Channel]]:
+    process = _start(path)
     try:
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             stub = host_service_pb2_grpc.HostServiceStub(channel)
@@ -81,6 +86,22 @@ async def test_guestd_stop_is_orderly_and_takes_its_programs_along(folder: Path)
     async with asyncio.timeout(5):
         while _runs(leader) or _runs(child):
             await asyncio.sleep(0.01)
+
+
+async def test_guestd_stop_leaves_nothing_of_a_write_it_cut(folder: Path) -> None:
+    target = folder / "files" / "target"
+    target.parent.mkdir()
+    async with _guestd(folder / "guestd.sock") as (process, channel):
+        call = file_service_pb2_grpc.FileServiceStub(channel).Write(timeout=30)
+        await call.write(files_pb.WriteRequest(start=files_pb.WriteStart(path=str(target))))
+        async with asyncio.timeout(5):
+            while not list(target.parent.iterdir()):
+                await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 10) == 0
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+    assert list(target.parent.iterdir()) == []
 
 
 def _runs(pid: int) -> bool:
