@@ -21,10 +21,18 @@ class InputWriter:
         """Takes the program; its input is closed at the end of `run`'s work."""
         self._process = process
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
+        self._discarding = False
 
     async def put(self, data: bytes | None) -> None:
         """Appends input, None for its end; waits while too much waits."""
-        await self._waiting.put(data)
+        if not self._discarding:
+            await self._waiting.put(data)
+
+    def discard(self) -> None:
+        """Drops what waits and what comes: nobody reads it any more."""
+        self._discarding = True
+        while not self._waiting.empty():
+            self._waiting.get_nowait()
 
     async def run(self) -> None:
         """Writes until the end of the input."""

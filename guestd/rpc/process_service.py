@@ -17,6 +17,7 @@ from guestd.process.output import OutputReader
 from guestd.process.seen import SeenIds
 from guestd.process.spawn import Process, spawn
 
+_LATE_INPUT_S = 0.5
 _LONGEST_TIMEOUT_S = 10 * 365 * 86400.0
 
 
@@ -74,12 +75,13 @@ class _Run:
 
     async def stream(self, requests: AsyncIterator[pb.ExecRequest], context: Context) -> None:
         """Carries input and output until the exit was written."""
-        finished = False
+        process, ended = self._process, False
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch())
-                feed = [group.create_task(self._feed(requests)), group.create_task(self._input.run())]
-                await context.write(pb.ExecResponse(started=pb.ExecStarted(pid=self._process.pid)))
+                feed = group.create_task(self._feed(requests))
+                writer = group.create_task(self._input.run())
+                await context.write(pb.ExecResponse(started=pb.ExecStarted(pid=process.pid)))
                 async for name, data in self._reader.chunks():
                     output = pb.ExecOutput(data=data, offset=self._offsets[name])
                     self._offsets[name] += len(data)
@@ -88,14 +90,21 @@ class _Run:
                     )
                 # A program may close its output and run on.
                 await watch
-                for task in feed:
-                    task.cancel()
-            finished = True
+                writer.cancel()
+                await asyncio.wait({writer})
+                self._input.discard()
+                # Survivors of a program that ended by itself live on.
+                status = await complete(process.end(kill_group=False))
+                ended = True
+                await context.write(pb.ExecResponse(exit=exit_message(status, timed_out=self._timed_out)))
+                # A client of grpc.aio that is still sending when its call ends loses
+                # the status: what is under way may arrive.
+                await asyncio.wait({feed}, timeout=_LATE_INPUT_S)
+                feed.cancel()
         finally:
-            # A call that was cut short takes the group along; survivors of a
-            # program that ended by itself live on.
-            status = await complete(self._process.end(kill_group=not finished))
-        await context.write(pb.ExecResponse(exit=exit_message(status, timed_out=self._timed_out)))
+            # A call that was cut short takes the group along.
+            if not ended:
+                await complete(process.end(kill_group=True))
 
     async def _watch(self) -> None:
         """Notes the program's end; kills its group when the time is up."""
@@ -114,6 +123,8 @@ class _Run:
         closed = self._process.stdin is None
         async for request in requests:
             kind = request.WhichOneof("message")
+            if self._ended:
+                continue
             if kind == "stdin" and not closed:
                 await self._input.put(request.stdin.data)
             elif kind == "stdin_close":
@@ -121,9 +132,7 @@ class _Run:
                     closed = True
                     await self._input.put(None)
             elif kind == "signal":
-                number = signal_number(request.signal.signal)
-                if not self._ended:
-                    self._process.signal_group(number)
+                self._process.signal_group(signal_number(request.signal.signal))
             elif kind == "stdin":
                 raise StreamMessageUnexpectedError(
                     got=kind, rule="input needs start.stdin and ends with stdin_close"
