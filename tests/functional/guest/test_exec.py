@@ -185,3 +185,13 @@ async def test_exec_background_child_does_not_hold_the_call_and_survives(guest_a
         assert await alive(guest_any, child)
     finally:
         await shell(guest_any, f"kill {child}")
+
+
+async def test_exec_is_not_protected_from_the_memory_killer(guest_any: Guest) -> None:
+    # A child of the program, too: it inherits what the program had when it forked.
+    assert await shell(guest_any, "cat /proc/$$/oom_score_adj; cat /proc/self/oom_score_adj") == "0\n0"
+    assert await shell(guest_any, "cat /proc/self/oom_score_adj", user="sandbox") == "0"
+
+
+async def test_exec_leaves_guestd_protected_from_the_memory_killer(vm_guest: Guest) -> None:
+    assert await shell(vm_guest, "cat /proc/$PPID/oom_score_adj") == "-900"

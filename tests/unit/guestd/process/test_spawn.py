@@ -191,3 +191,23 @@ async def test_spawn_without_a_descriptor_for_the_pidfd_leaves_no_child(
         spawn(command("sleep", "300", stdin=True))
     assert open_fds() == before
     assert not Path(f"/proc/{started[0]}").exists()
+
+
+@pytest.mark.parametrize("score", ["-900\n", "0\n", "300\n"])
+async def test_spawn_gives_up_protection_only_while_it_starts(
+    score: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "oom_score_adj"
+    own.write_text(score)
+    monkeypatch.setattr("guestd.process.spawn._OOM_SCORE", own)
+    real, during = subprocess.Popen, []
+
+    def start(*arguments: object, **options: object) -> object:
+        during.append(own.read_text().strip())
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    process = spawn(command("true"))
+    assert await process.end(kill_group=False) == 0
+    assert during == ["0"]
+    assert own.read_text() == score
