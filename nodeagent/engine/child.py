@@ -76,12 +76,7 @@ def start(
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        actions = [
-            (os.POSIX_SPAWN_DUP2, null, 0),
-            (os.POSIX_SPAWN_DUP2, output, 1),
-            (os.POSIX_SPAWN_DUP2, output, 2),
-        ]
-        actions += [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in (inherit or {}).items()]
+        actions = _placed({0: null, 1: output, 2: output, **(inherit or {})})
         environment = dict(env or {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})
         pid = os.posix_spawn(
             argv[0],
@@ -96,6 +91,19 @@ def start(
         os.close(output)
         os.close(null)
     return Child(pid)
+
+
+def _placed(fds: Mapping[int, int]) -> list[tuple[int, ...]]:
+    """Returns spawn actions that give the child `fds` (its fd → ours).
+
+    By way of numbers that nobody has: one of ours may have the number of another of its.
+    """
+    free = max(*fds, *fds.values()) + 1
+    steps = list(enumerate(fds.items(), free))
+    actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, ours, between) for between, (_, ours) in steps]
+    for between, (theirs, _) in steps:
+        actions += [(os.POSIX_SPAWN_DUP2, between, theirs), (os.POSIX_SPAWN_CLOSE, between)]
+    return actions
 
 
 async def run_tool(argv: Sequence[str], *, log: Path, limit_s: float) -> str:

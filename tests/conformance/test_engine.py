@@ -310,7 +310,7 @@ async def test_console_is_printable_and_bounded(bench_any: Bench) -> None:
         text = await guest.machine.console()
         assert text.isprintable()
         assert len(text) <= 300
-    assert await guest.machine.console() == "", "a dead machine has no console"
+    assert (await guest.machine.console()).isprintable(), "a dead machine may be asked, too"
 
 
 # Snapshots

@@ -14,11 +14,11 @@ from pathlib import Path
 from nodeagent.guestlink.lanes import SERIAL_PORT_NAME
 from nodeagent.model import Accelerator, Size
 
-CONSOLE_BYTES = 65536
 # Devices of the board that no guest of ours uses.
 _TRIMMED = "usb=off,vmport=off,smm=off,hpet=off,sata=off,smbus=off,graphics=off"
 QMP_FD = 20
 STATE_FD = 21
+CONSOLE_FD = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def build(
     kernel: Kernel | None = None,
     incoming: bool = False,
 ) -> list[str]:
-    """Returns argv. The monitor is on fd `QMP_FD`, an incoming state on fd `STATE_FD`."""
+    """Returns argv. `QMP_FD` is the monitor, `CONSOLE_FD` the console, `STATE_FD` an incoming state."""
     argv = [
         qemu,
         "-name", machine_id,
@@ -66,8 +66,7 @@ def build(
         "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-chardev", f"socket,id=qmp,fd={QMP_FD}",
         "-mon", "chardev=qmp,mode=control",
-        # Bounded whatever the guest prints.
-        "-chardev", f"ringbuf,id=console,size={CONSOLE_BYTES}",
+        "-chardev", f"socket,id=console,fd={CONSOLE_FD}",
         "-serial", "chardev:console",
         "-device", "virtio-serial-pci,max_ports=2",
         "-chardev", f"socket,id=guestd,path={_quoted(serial_socket)},server=on,wait=off",

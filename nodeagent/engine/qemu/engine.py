@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import socket
 from pathlib import Path
 
 from cocoon_rpc.errors import (
@@ -25,8 +25,9 @@ from cocoon_rpc.errors import (
 )
 from cocoon_rpc.scope import complete
 from nodeagent.engine.base import EngineFacts, Golden, Machine, MachineSpec
-from nodeagent.engine.child import end_recorded, pair, run_tool, start
+from nodeagent.engine.child import Child, end_recorded, pair, run_tool, start
 from nodeagent.engine.qemu import accel, argv, disks, ram
+from nodeagent.engine.qemu.console import Console
 from nodeagent.engine.qemu.machine import COW, LOG, RAM, SERIAL, QemuMachine, failure
 from nodeagent.engine.qemu.qmp import Monitor, MonitorError
 from nodeagent.model import Accelerator, Isolation
@@ -55,8 +56,10 @@ class QemuEngine:
     async def prepare(self) -> EngineFacts:
         """Checks host and artifacts; decides the accelerator."""
         try:
-            digest = json.loads(self._boot_manifest.read_text())["vmlinux_sha256"]
-        except (OSError, ValueError, KeyError):
+            digest = str(json.loads(self._boot_manifest.read_text())["vmlinux_sha256"])
+            for artifact in (self._vmlinux, self._initramfs):
+                artifact.stat()
+        except (OSError, ValueError, KeyError, TypeError):
             raise ImageMissingError(image="the kernel", command="make images") from None
         self._qemu = shutil.which(BINARY) or ""
         if not self._qemu:
@@ -133,47 +136,48 @@ class QemuEngine:
     async def capture(self, machine: Machine, directory: Path) -> Golden:
         """Snapshots a machine that was booted to be captured, or cloned, and ends it."""
         assert isinstance(machine, QemuMachine)
+        parts = directory.with_name(directory.name + ".new")
         try:
-            if machine.memory.path is None:
-                raise CapabilityMissingError(
-                    capability="capture of a machine booted without it", engine="qemu"
-                )
-            return await self._capture(machine, machine.memory.path, directory)
-        finally:
-            await machine.kill()
-
-    async def _capture(self, machine: QemuMachine, memory: Path, directory: Path) -> Golden:
-        parts, cloned = directory.with_name(directory.name + ".new"), not machine.memory.shared
-        await asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True)
-        try:
-            parts.mkdir(mode=0o700)
-            if cloned:
-                await complete(asyncio.to_thread(ram.copy_sparse, memory, parts / RAM))
-            await machine.pause()
-            await machine.command(
-                "capture", "xen-save-devices-state", filename=str(parts / STATE), live=False
-            )
-            if cloned:
-                await complete(asyncio.to_thread(ram.overlay_written, machine.pid, memory, parts / RAM))
-            # Disks were flushed by the pause; the rest goes by itself.
-            await machine.command("capture", "quit")
-            async with asyncio.timeout(_QUIT_LIMIT_S):
-                await machine.wait()
-            if not cloned:
-                memory.rename(parts / RAM)
-            (machine.spec.directory / COW).rename(parts / COW)
-            await disks.make_overlay(directory / COW, "qcow2", disks.overlay_of(parts / COW))
-            facts = {"image": machine.spec.image.digest, "size": machine.spec.size.label}
-            (parts / MANIFEST).write_text(json.dumps(facts))
+            try:
+                await self._collect(machine, parts, directory)
+            finally:
+                await machine.kill()
+            # Last, and nothing is awaited after it: one that was cancelled has made no golden.
             parts.rename(directory)
-        except ram.MappingError as error:
-            raise ProvisionFailedError(stage="capture", cause=str(error)) from error
-        except OSError as error:
-            # TimeoutError is one, too.
-            raise _typed("capture", error) from error
-        finally:
+        except BaseException as error:
             await complete(asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True))
+            if isinstance(error, ram.MappingError):
+                raise ProvisionFailedError(stage="capture", cause=str(error)) from error
+            if isinstance(error, OSError):
+                # TimeoutError is one, too.
+                raise _typed("capture", error) from error
+            raise
         return Golden(directory, machine.spec.image, machine.spec.size)
+
+    async def _collect(self, machine: QemuMachine, parts: Path, directory: Path) -> None:
+        """Stops the machine for ever and puts into `parts` what makes the golden at `directory`."""
+        memory = machine.memory.path
+        if memory is None:
+            raise CapabilityMissingError(capability="capture of a machine booted without it", engine="qemu")
+        cloned = not machine.memory.shared
+        await asyncio.to_thread(shutil.rmtree, parts, ignore_errors=True)
+        parts.mkdir(mode=0o700)
+        if cloned:
+            await complete(asyncio.to_thread(ram.copy_sparse, memory, parts / RAM))
+        await machine.pause()
+        await machine.command("capture", "xen-save-devices-state", filename=str(parts / STATE), live=False)
+        if cloned:
+            await complete(asyncio.to_thread(ram.overlay_written, machine.pid, memory, parts / RAM))
+        # Disks were flushed by the pause; the rest goes by itself.
+        await machine.command("capture", "quit")
+        async with asyncio.timeout(_QUIT_LIMIT_S):
+            await machine.wait()
+        if not cloned:
+            memory.rename(parts / RAM)
+        (machine.spec.directory / COW).rename(parts / COW)
+        await disks.make_overlay(directory / COW, "qcow2", disks.overlay_of(parts / COW))
+        facts = {"image": machine.spec.image.digest, "size": machine.spec.size.label}
+        (parts / MANIFEST).write_text(json.dumps(facts))
 
     async def reap(self, directory: Path) -> None:
         """Ends and removes what a former agent left."""
@@ -194,9 +198,11 @@ class QemuEngine:
         missing = [layer for layer in spec.image.layers if not layer.is_file()]
         if missing:
             raise ImageMissingError(image=f"image {spec.image.name}", command="make images")
-        ours, theirs = pair()
-        child = None
+        child: Child | None = None
+        ends: list[socket.socket] = []
         try:
+            ends += (*pair(), *pair())
+            monitor_end, its_monitor, console_end, its_console = ends
             if memory.shared:
                 # QEMU is killed, not told, when its memory file finds no block left.
                 disks.require_free(spec.directory.parent, spec.size.memory_bytes)
@@ -214,18 +220,19 @@ class QemuEngine:
                 kernel=kernel,
                 incoming=state is not None,
             )
-            inherit: Mapping[int, int] = {argv.QMP_FD: theirs.fileno()}
+            inherit = {argv.QMP_FD: its_monitor.fileno(), argv.CONSOLE_FD: its_console.fileno()}
             if state is not None:
-                inherit = {**inherit, argv.STATE_FD: state}
+                inherit[argv.STATE_FD] = state
             child = start(command, log=spec.directory / LOG, inherit=inherit)
-            theirs.close()
+            its_monitor.close()
+            its_console.close()
             child.record(spec.directory)
             monitor = Monitor(spec.machine_id)
-            await monitor.open(ours)
-            return QemuMachine(spec, child, monitor, memory)
+            await monitor.open(monitor_end)
+            return QemuMachine(spec, child, monitor, Console(console_end), memory)
         except BaseException as error:
-            ours.close()
-            theirs.close()
+            for end in ends:
+                end.close()
             if child is not None:
                 child.kill()
                 await complete(child.wait())

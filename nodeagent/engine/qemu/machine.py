@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 from pathlib import Path
 
 from cocoon_rpc.errors import CocoonError, NodeAtCapacityError, ProvisionFailedError
 from cocoon_rpc.scope import complete
 from nodeagent.engine.base import MachineSpec
-from nodeagent.engine.child import Child, printable, tail
-from nodeagent.engine.qemu.argv import CONSOLE_BYTES, Memory
+from nodeagent.engine.child import Child, tail
+from nodeagent.engine.qemu.argv import Memory
+from nodeagent.engine.qemu.console import Console
 from nodeagent.engine.qemu.qmp import Monitor, MonitorError
 from nodeagent.guestlink.lanes import SerialLane
 
@@ -24,12 +24,15 @@ RAM = "ram"
 class QemuMachine:
     """A machine; see `nodeagent.engine.base.Machine`."""
 
-    def __init__(self, spec: MachineSpec, child: Child, monitor: Monitor, memory: Memory) -> None:
-        """Takes a started process, its monitor and where its memory lies."""
+    def __init__(
+        self, spec: MachineSpec, child: Child, monitor: Monitor, console: Console, memory: Memory
+    ) -> None:
+        """Takes a started process, its monitor and console, and where its memory lies."""
         self.spec = spec
         self.monitor = monitor
         self.memory = memory
         self._child = child
+        self._console = console
         self._killed = False
 
     @property
@@ -60,12 +63,8 @@ class QemuMachine:
         await self._child.wait()
 
     async def console(self) -> str:
-        """Returns the console's last line, for an operator; "" if it cannot be read."""
-        with contextlib.suppress(MonitorError):
-            text = await self.monitor.execute("ringbuf-read", device="console", size=CONSOLE_BYTES)
-            lines = [printable(line) for line in str(text).splitlines() if line.strip()]
-            return lines[-1][-300:] if lines else ""
-        return ""
+        """Returns the console's last line; after the machine's death its last words."""
+        return self._console.last_line()
 
     async def kill(self) -> None:
         """Ends QEMU and removes the directory."""
@@ -77,6 +76,7 @@ class QemuMachine:
         self._child.kill()
         await self._child.wait()
         await self.monitor.close()
+        self._console.close()
         await asyncio.to_thread(shutil.rmtree, self.spec.directory, ignore_errors=True)
 
     async def command(self, stage: str, name: str, **arguments: object) -> object:

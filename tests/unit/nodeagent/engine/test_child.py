@@ -74,6 +74,22 @@ async def test_start_inherits_only_the_named_fds(tmp_path: Path) -> None:
     assert {int(fd) for fd in (tmp_path / "log").read_text().split()} <= {0, 1, 2, 9} | foreign
 
 
+async def test_start_keeps_fds_apart_whose_numbers_cross(tmp_path: Path) -> None:
+    """Ours at 40 is its 41, and the other way round."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    with one.open("w") as first, other.open("w") as second:
+        ours = {41: os.dup2(first.fileno(), 40, inheritable=False)}
+        ours[40] = os.dup2(second.fileno(), 41, inheritable=False)
+        try:
+            script = "echo one > /dev/fd/41; echo other > /dev/fd/40; ls /proc/$$/fd"
+            await _ended(_start(tmp_path, script, inherit=ours))
+        finally:
+            os.close(40)
+            os.close(41)
+    assert (one.read_text(), other.read_text()) == ("one\n", "other\n")
+    assert {fd for fd in (tmp_path / "log").read_text().split() if 40 <= int(fd) <= 50} == {"40", "41"}
+
+
 def _inheritable(fd: int) -> bool:
     try:
         return os.get_inheritable(fd)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engine.qemu.argv import QMP_FD, STATE_FD, Kernel, Memory, build, command_line
+from nodeagent.engine.qemu.argv import CONSOLE_FD, QMP_FD, STATE_FD, Kernel, Memory, build, command_line
 from nodeagent.model import Accelerator, Size
 
 _MACHINE: dict[str, Any] = {
@@ -110,10 +110,11 @@ def test_hypervisor_is_confined() -> None:
     assert not [word for word in argv if word.startswith(("-net", "user,", "tap,"))]
 
 
-def test_monitor_is_on_an_inherited_fd_alone() -> None:
+def test_monitor_and_console_are_on_inherited_fds_alone() -> None:
     sockets = [chardev for chardev in _values(_argv(), "-chardev") if chardev.startswith("socket")]
     assert sockets == [
         f"socket,id=qmp,fd={QMP_FD}",
+        f"socket,id=console,fd={CONSOLE_FD}",
         "socket,id=guestd,path=/m/serial.sock,server=on,wait=off",
     ]
 
