@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from cocoon.guest.v1 import process_service_pb2 as pb
 from cocoon.guest.v1 import process_service_pb2_grpc
@@ -40,13 +40,14 @@ class ProcessService(process_service_pb2_grpc.ProcessServiceServicer):
         timeout = _timeout(start)
         process = self._spawn(command, start.exec_id)
         self.running += 1
-        run = _Run(process, timeout)
+        run = _Run(process, timeout, self._ended)
         try:
             await run.stream(requests, context)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
-        finally:
-            self.running -= 1
+
+    def _ended(self) -> None:
+        self.running -= 1
 
     def _spawn(self, command: Command, exec_id: str) -> Process:
         if not exec_id:
@@ -64,8 +65,10 @@ class ProcessService(process_service_pb2_grpc.ProcessServiceServicer):
 class _Run:
     """One program and its call."""
 
-    def __init__(self, process: Process, timeout: float | None) -> None:
+    def __init__(self, process: Process, timeout: float | None, on_end: Callable[[], None]) -> None:
         self._process = process
+        self._on_end = on_end
+        self._status: int | None = None
         self._timeout = timeout
         self._ended = False
         self._timed_out = False
@@ -75,13 +78,12 @@ class _Run:
 
     async def stream(self, requests: AsyncIterator[pb.ExecRequest], context: Context) -> None:
         """Carries input and output until the exit was written."""
-        process, ended = self._process, False
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch())
                 feed = group.create_task(self._feed(requests))
                 writer = group.create_task(self._input.run())
-                await context.write(pb.ExecResponse(started=pb.ExecStarted(pid=process.pid)))
+                await context.write(pb.ExecResponse(started=pb.ExecStarted(pid=self._process.pid)))
                 async for name, data in self._reader.chunks():
                     output = pb.ExecOutput(data=data, offset=self._offsets[name])
                     self._offsets[name] += len(data)
@@ -94,8 +96,7 @@ class _Run:
                 await asyncio.wait({writer})
                 self._input.discard()
                 # Survivors of a program that ended by itself live on.
-                status = await complete(process.end(kill_group=False))
-                ended = True
+                status = await complete(self._end(kill_group=False))
                 await context.write(pb.ExecResponse(exit=exit_message(status, timed_out=self._timed_out)))
                 # A client of grpc.aio that is still sending when its call ends loses
                 # the status: what is under way may arrive.
@@ -103,8 +104,14 @@ class _Run:
                 feed.cancel()
         finally:
             # A call that was cut short takes the group along.
-            if not ended:
-                await complete(process.end(kill_group=True))
+            await complete(self._end(kill_group=True))
+
+    async def _end(self, *, kill_group: bool) -> int:
+        """Reaps the program, once; the call may go on after that, the program does not."""
+        if self._status is None:
+            self._status = await self._process.end(kill_group=kill_group)
+            self._on_end()
+        return self._status
 
     async def _watch(self) -> None:
         """Notes the program's end; kills its group when the time is up."""

@@ -17,6 +17,7 @@ from cocoon.guest.v1 import process_service_pb2 as pb
 from cocoon.guest.v1 import process_service_pb2_grpc
 from cocoon_rpc import errors
 from guestd.process.seen import SeenIds
+from guestd.process.spawn import Process
 from guestd.rpc.process_service import ProcessService
 from tests.framework.leaks import open_fds
 
@@ -232,3 +233,40 @@ async def test_exec_id_is_free_again_after_a_refusal_and_taken_after_a_start(stu
     error = await _refusal(call)
     assert type(error) is errors.ExecIdReusedError
     assert error.metadata == {"exec_id": "one-id"}
+
+
+async def test_exec_counts_programs_not_calls(stub: Any, service: ProcessService) -> None:
+    # The client keeps its side open, so the call lives on for late input.
+    call, _ = await _open(stub, "true", stdin=True)
+    assert (await call.read()).exit == pb.Exit(code=0, reason=pb.EXIT_REASON_EXITED)
+    assert service.running == 0
+    await call.done_writing()
+    assert await _rest(call) == []
+
+
+async def test_exec_cancelled_while_its_program_is_reaped_reaps_once(
+    stub: Any, service: ProcessService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first call connects the channel, whose sockets stay.
+    warm, _ = await _open(stub, "true")
+    await _rest(warm)
+    before = open_fds()
+    begun, go_on, ends = asyncio.Event(), asyncio.Event(), []
+    real = Process.end
+
+    async def end(process: Process, *, kill_group: bool) -> int:
+        ends.append(kill_group)
+        begun.set()
+        await go_on.wait()
+        return await real(process, kill_group=kill_group)
+
+    monkeypatch.setattr(Process, "end", end)
+    call, _ = await _open(stub, "true")
+    async with asyncio.timeout(5):
+        await begun.wait()
+    call.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await _until(lambda: service.running == 0)
+    await _until(lambda: open_fds() <= before)
+    assert ends == [False]
