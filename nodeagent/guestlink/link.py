@@ -20,7 +20,8 @@ import structlog
 from nodeagent.guestlink.lanes import Lane, LaneError, UnixLane
 
 NONCE_PREFIX = b"COCOON-LANE 1 "
-_ECHO_WAIT_S = 0.25
+_FIRST_ECHO_WAIT_S = 0.25
+_LONGEST_ECHO_WAIT_S = 4.0
 _JUNK_LIMIT = 64 * 1024 * 1024
 _CHUNK = 256 * 1024
 _PATH_LIMIT = 107
@@ -137,38 +138,38 @@ async def _streams(sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.S
 
 
 async def _shake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Sends nonce lines until one comes back; all before it is another connection's and is dropped.
+    """Sends nonce lines until the newest comes back; all before it is another connection's and is dropped.
 
-    A line may get lost while the guest boots or in the middle of an old
-    connection's frame, so a new one follows every 250 ms.
+    A line may get lost in the middle of an old connection's frame, so another
+    follows. Each waits twice as long as the one before: a guest slower than the
+    wait answers a line that is not the newest any more.
     """
-    junk = 0
+    wait = _FIRST_ECHO_WAIT_S
     while True:
         line = NONCE_PREFIX + secrets.token_hex(16).encode() + b"\n"
         writer.write(line)
         await writer.drain()
         try:
-            async with asyncio.timeout(_ECHO_WAIT_S):
-                while True:
-                    junk += await _skip_to(reader, line, _JUNK_LIMIT - junk)
-                    return
+            async with asyncio.timeout(wait):
+                return await _skip_to(reader, line)
         except TimeoutError:
-            continue
+            wait = min(wait * 2, _LONGEST_ECHO_WAIT_S)
 
 
-async def _skip_to(reader: asyncio.StreamReader, line: bytes, limit: int) -> int:
-    """Reads until `line` has just come, byte-exact; returns how many bytes came before."""
+async def _skip_to(reader: asyncio.StreamReader, line: bytes) -> None:
+    """Reads until `line` has just come, byte-exact.
+
+    Raises: LaneError: more than 64 MiB came instead.
+    """
     skipped = 0
-    while True:
+    while skipped <= _JUNK_LIMIT:
         try:
-            before = await reader.readuntil(line)
+            await reader.readuntil(line)
         except asyncio.LimitOverrunError as error:
-            dropped = await reader.readexactly(error.consumed)
-            skipped += len(dropped)
+            skipped += len(await reader.readexactly(error.consumed))
         else:
-            return skipped + len(before) - len(line)
-        if skipped > limit:
-            raise LaneError("the guest sends without end and never echoes the nonce")
+            return
+    raise LaneError("the guest sends without end and never echoes the nonce")
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

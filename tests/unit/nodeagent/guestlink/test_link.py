@@ -16,6 +16,7 @@ from cocoon.guest.host.v1 import host_service_pb2_grpc
 from cocoon_rpc.errors import GuestUnreachableError, IdentityRenewalFailedError, ProvisionFailedError
 from cocoon_rpc.interceptors import ErrorInterceptor
 from guestd.bridge import SerialBridge
+from nodeagent.guestlink import link as link_module
 from nodeagent.guestlink.lanes import SerialLane, UnixLane
 from nodeagent.guestlink.link import GuestLink
 from nodeagent.guestlink.probe import Identity, renew_identity, wait_ready
@@ -171,3 +172,26 @@ def test_identity_is_fresh_and_says_no_secret() -> None:
     assert len(first.entropy) >= 32
     assert first.entropy.hex() not in repr(first)
     assert str(first.entropy) not in repr(first)
+
+
+async def test_a_guest_slower_than_the_first_wait_is_joined() -> None:
+    """Each echo comes 0.4 s after its line, as from a guest under load."""
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    guest_reader, guest_writer = await asyncio.open_connection(sock=theirs)
+    lines = []
+
+    async def echo() -> None:
+        while line := await guest_reader.readline():
+            lines.append(line)
+            asyncio.get_running_loop().call_later(0.4, guest_writer.write, line)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(echo())
+        async with asyncio.timeout(10):
+            await link_module._shake(reader, writer)
+        task.cancel()
+    assert len(lines) == len(set(lines)) == 2
+    for each in (writer, guest_writer):
+        each.close()
+        await each.wait_closed()
