@@ -14,6 +14,7 @@ import grpc.aio
 
 from cocoon.guest.host.v1 import host_service_pb2_grpc
 from cocoon.guest.v1 import file_service_pb2_grpc, guest_service_pb2_grpc, process_service_pb2_grpc
+from cocoon_rpc.interceptors import ErrorInterceptor
 from guestd.bridge import Bridge
 from guestd.identity import Renewer, Step
 from guestd.process.seen import SeenIds
@@ -47,7 +48,7 @@ async def run(path: Path, *, bridge: bool, steps: list[Step], stop: asyncio.Even
     for_files = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="guestd-files")
     for_host = ThreadPoolExecutor(1, thread_name_prefix="guestd-host")
     calls = OpenCalls()
-    server = grpc.aio.server(interceptors=(calls,), options=_OPTIONS)
+    server = grpc.aio.server(interceptors=(ErrorInterceptor(calls),), options=_OPTIONS)
     processes = ProcessService(SeenIds(time.monotonic))
     process_service_pb2_grpc.add_ProcessServiceServicer_to_server(processes, server)
     file_service_pb2_grpc.add_FileServiceServicer_to_server(FileService(for_files), server)

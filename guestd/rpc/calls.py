@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 
 import grpc
-import grpc.aio
 
-from cocoon_rpc.interceptors import Context, Handler, wrap
+from cocoon_rpc.interceptors import Context
 
 
-class OpenCalls(grpc.aio.ServerInterceptor):
-    """Maps errors as every server of ours does, and knows which calls are not over.
+class OpenCalls:
+    """Watches a server's calls: knows which are not over (`cocoon_rpc.interceptors.Observer`).
 
     A stopped grpc server has cancelled its calls but does not wait for them, and the
     end of the event loop would cancel their clean-up, too: programs would live on and
@@ -25,15 +23,6 @@ class OpenCalls(grpc.aio.ServerInterceptor):
         self._open = 0
         self._none = asyncio.Event()
         self._none.set()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Wraps the method's handler; unknown methods stay unknown."""
-        handler = await continuation(handler_call_details)
-        return None if handler is None else wrap(handler, handler_call_details.method, self)
 
     def begin(self, context: Context, method: str) -> object:
         """Counts a call."""

@@ -18,9 +18,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from cocoon.guest.v1 import file_service_pb2 as pb
 from cocoon.guest.v1 import file_service_pb2_grpc
-from cocoon_rpc.errors import InvalidFieldError, StreamMessageUnexpectedError, StreamStartRequiredError
+from cocoon_rpc.errors import InvalidFieldError, StreamMessageUnexpectedError
 from cocoon_rpc.interceptors import Context
 from cocoon_rpc.scope import complete
+from cocoon_rpc.streams import first_start
 from guestd.files.paths import checked_path, open_regular, typed
 from guestd.files.write import AtomicFile
 
@@ -67,7 +68,7 @@ class FileService(file_service_pb2_grpc.FileServiceServicer):
         self, request_iterator: AsyncIterator[pb.WriteRequest], context: Context
     ) -> pb.WriteResponse:
         """Writes a whole file atomically."""
-        start = await _first(request_iterator)
+        start: pb.WriteStart = await first_start(request_iterator)
         path = checked_path(start.path, start.raw_path, "start.")
         mode = start.mode if start.HasField("mode") else None
         if mode is not None and mode > 0o7777:
@@ -140,14 +141,3 @@ def _start(facts: os.stat_result) -> pb.ReadStart:
         mode=stat.S_IMODE(facts.st_mode),
         modify_time=Timestamp(seconds=seconds, nanos=nanos),
     )
-
-
-async def _first(requests: AsyncIterator[pb.WriteRequest]) -> pb.WriteStart:
-    try:
-        first = await anext(requests)
-    except StopAsyncIteration:
-        raise StreamStartRequiredError(got="") from None
-    kind = first.WhichOneof("message")
-    if kind != "start":
-        raise StreamStartRequiredError(got=kind or "nothing")
-    return first.start

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable
 
 from cocoon.guest.v1 import process_service_pb2 as pb
 from cocoon.guest.v1 import process_service_pb2_grpc
-from cocoon_rpc.errors import InvalidFieldError, StreamMessageUnexpectedError, StreamStartRequiredError
-from cocoon_rpc.interceptors import Context, checked
+from cocoon_rpc.errors import InvalidFieldError, StreamMessageUnexpectedError
+from cocoon_rpc.interceptors import Context
 from cocoon_rpc.scope import complete
+from cocoon_rpc.streams import checked, first_start
 from guestd.process.command import EXEC_ID, Command, prepare
 from guestd.process.exit import exit_message, signal_number
 from guestd.process.input import InputWriter
@@ -35,7 +36,7 @@ class ProcessService(process_service_pb2_grpc.ProcessServiceServicer):
     ) -> None:
         """Runs one program; writes to the context, so that its clean-up is this call's."""
         requests = checked(request_iterator)
-        start = await _start(requests)
+        start: pb.ExecStart = await first_start(requests)
         command = prepare(start.argv, cwd=start.cwd, env=start.env, user=start.user, stdin=start.stdin)
         timeout = _timeout(start)
         process = self._spawn(command, start.exec_id)
@@ -150,17 +151,6 @@ class _Run:
                 )
         if not closed:
             await self._input.put(None)
-
-
-async def _start(requests: AsyncIterator[pb.ExecRequest]) -> pb.ExecStart:
-    try:
-        first = await anext(requests)
-    except StopAsyncIteration:
-        raise StreamStartRequiredError(got="") from None
-    kind = first.WhichOneof("message")
-    if kind != "start":
-        raise StreamStartRequiredError(got=kind or "nothing")
-    return first.start
 
 
 def _timeout(start: pb.ExecStart) -> float | None:

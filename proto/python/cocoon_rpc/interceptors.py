@@ -11,10 +11,10 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import cache
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -26,22 +26,8 @@ from cocoon_rpc.errors import STATUS_KEY, CocoonError, InternalError, InvalidFie
 
 _log = logging.getLogger(__name__)
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-_R = TypeVar("_R")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-
-
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Maps exceptions to statuses and enforces REQUIRED fields."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Wraps the method's handler; unknown methods stay unknown."""
-        handler: Any = await continuation(handler_call_details)
-        return None if handler is None else wrap(handler, handler_call_details.method)
 
 
 class Observer(Protocol):
@@ -62,6 +48,23 @@ class _Silent:
 
     def end(self, begun: object, method: str, code: grpc.StatusCode) -> None:
         return None
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Maps exceptions to statuses and enforces REQUIRED fields."""
+
+    def __init__(self, observer: Observer | None = None) -> None:
+        """Takes what watches the calls, if anything does."""
+        self._observer = observer
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Wraps the method's handler; unknown methods stay unknown."""
+        handler: Any = await continuation(handler_call_details)
+        return None if handler is None else wrap(handler, handler_call_details.method, self._observer)
 
 
 def wrap(handler: Any, method: str, observer: Observer | None = None) -> Handler:
@@ -157,7 +160,7 @@ def check_required(message: Any, path: str = "") -> None:
     """Raises InvalidFieldError for the first REQUIRED field that is not set.
 
     Looks into sub-messages that are present. Request streams are left alone:
-    their messages are checked as they come, by `checked`.
+    their messages are checked as they come, by `streams.checked`.
     """
     if not isinstance(message, Message):
         return
@@ -171,13 +174,6 @@ def check_required(message: Any, path: str = "") -> None:
         elif nested == "many":
             for index, item in enumerate(value):
                 check_required(item, f"{path}{name}[{index}].")
-
-
-async def checked(requests: AsyncIterator[_R]) -> AsyncIterator[_R]:
-    """Yields the messages of a request stream, each checked for REQUIRED fields."""
-    async for request in requests:
-        check_required(request)
-        yield request
 
 
 @cache

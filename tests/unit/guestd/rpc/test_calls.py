@@ -9,6 +9,7 @@ import grpc.aio
 
 from cocoon.guest.v1 import guest_service_pb2 as pb
 from cocoon.guest.v1 import guest_service_pb2_grpc
+from cocoon_rpc.interceptors import ErrorInterceptor
 from guestd.rpc.calls import OpenCalls
 
 
@@ -30,7 +31,7 @@ class _Slow(guest_service_pb2_grpc.GuestServiceServicer):
 
 async def test_calls_are_open_until_their_clean_up_is_done(tmp_path_factory: Any) -> None:
     calls, slow = OpenCalls(), _Slow()
-    server = grpc.aio.server(interceptors=(calls,))
+    server = grpc.aio.server(interceptors=(ErrorInterceptor(calls),))
     guest_service_pb2_grpc.add_GuestServiceServicer_to_server(slow, server)
     address = f"unix:{tmp_path_factory.mktemp('s') / 's'}"
     server.add_insecure_port(address)
