@@ -37,9 +37,13 @@ class GuestRelay(grpc.GenericRpcHandler):
         self._route = route
         self._handlers: dict[str, Handler] = {}
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Returns the relaying handler of a method, made on its first call."""
         method = handler_call_details.method
+        if method.startswith("/grpc."):
+            # gRPC's own services are not ours to answer for: clients look for a newer
+            # one (reflection v1) and fall back when the server says UNIMPLEMENTED.
+            return None
         handler = self._handlers.get(method)
         if handler is None:
             descriptor = method_descriptor(method)

@@ -378,3 +378,20 @@ def test_metrics_count_claims_by_tier(node: NodeProcess) -> None:
 
 def test_the_log_carries_no_token(node: NodeProcess) -> None:
     assert ROOT_TOKEN not in node.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.health.v1.Health/Nope",
+        "/grpc.channelz.v1.Channelz/GetServers",
+    ],
+)
+async def test_grpc_services_we_lack_are_unimplemented_as_grpc_says_it(api: Api, method: str) -> None:
+    """On exactly this code grpcurl falls back from reflection v1."""
+    for call in (api.channel.unary_unary(method)(b""), api.channel.stream_stream(method)(iter([b""])).read()):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "cocoon" not in (caught.value.details() or "")

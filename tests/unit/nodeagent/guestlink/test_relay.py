@@ -239,9 +239,27 @@ async def test_what_the_route_refuses_never_reaches_a_guest(directory: Path) -> 
         "/cocoon.guest.v1.ProcessService/Nope",
         "/cocoon.guest.v1.ProcessService",
         "/cocoon.node.v1.SandboxService/Claim",
-        "/grpc.health.v1.Health/Check",
     ],
 )
 async def test_other_methods_are_refused(relayed: Relayed, method: str) -> None:
     error = await failure(relayed.channel.unary_unary(method)(b"", metadata=METADATA))
     assert (error.reason_name(), error.metadata["method"]) == ("METHOD_NOT_RELAYED", method)
+
+
+@pytest.mark.parametrize("method", ["/grpc.health.v1.Health/Check", "/grpc.reflection.v1.ServerReflection/X"])
+async def test_grpcs_own_services_are_left_to_grpc_and_reach_no_guest(directory: Path, method: str) -> None:
+    looked_up: list[object] = []
+
+    def route(metadata: object) -> tuple[str, grpc.aio.Channel]:
+        looked_up.append(metadata)
+        raise errors.SandboxNotFoundError(sandbox="sandboxes/sb_x")
+
+    async with (
+        serving(directory / "n", None, GuestRelay(route)),
+        grpc.aio.insecure_channel(f"unix:{directory}/n") as outer,
+    ):
+        for call in (outer.unary_unary(method)(b""), outer.stream_stream(method)(iter([b""])).read()):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert looked_up == []
